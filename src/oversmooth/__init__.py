@@ -1,0 +1,17 @@
+"""Inspect, measure, predict and control oversmoothing in any Transformer.
+
+import oversmooth as osm
+
+osm.inspect(target)     # weights only: spectra per layer and head, norm signs, tendency
+osm.verify(target)      # does the declaration fit this very model?
+"""
+
+from importlib import metadata
+
+from oversmooth.errors import OversmoothError
+from oversmooth.inspection import inspect
+from oversmooth.models.verify import verify
+from oversmooth.results import Inspection, Verification
+
+__version__ = metadata.version("oversmooth")
+__all__ = ["Inspection", "OversmoothError", "Verification", "inspect", "verify"]

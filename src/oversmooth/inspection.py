@@ -1,0 +1,161 @@
+"""`inspect`: weights only, one block in memory at a time -> spectra, norm signs and the tendency of every layer."""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from oversmooth.errors import OutOfRange
+from oversmooth.models.architecture import AttentionWeights, Norm
+from oversmooth.models.source import Stack, Target, open_source
+from oversmooth.models.store import ReadLog
+from oversmooth.provenance import provenance_of
+from oversmooth.results import Inspection, LayerInspection, Missing, NormFacts, StackFacts
+from oversmooth.spectra import (
+    DENSE_UP_TO,
+    bias_norm,
+    folded_map,
+    head_spectra,
+    plain_map,
+    spectrum,
+    value_norm_and_asymmetry,
+)
+
+Progress = Callable[[int, int], None]
+"""Called with (blocks done, blocks in all)."""
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def inspect(
+    target: Target,
+    *,
+    full: bool = False,
+    heads: bool = True,
+    dtype: str = "auto",
+    model_type: str | None = None,
+    n_heads: int | None = None,
+    n_kv: int | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Inspection:
+    """Eigenvalues of the value map of every layer and head, plain and with the norms folded in, from weights alone.
+
+    Reads only value, output, norm and gain tensors, one block at a time. `full` computes every eigenvalue of wide
+    layers too. `dtype` is float64 (default up to a core of 2048), float32, or auto. `model_type`, `n_heads` and `n_kv`
+    say what a bare file does not.
+
+    >>> import torch, oversmooth as osm
+    >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
+    >>> osm.inspect(torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)).layers[0].plain.size
+    32
+    """
+    if dtype not in ("auto", *DTYPES):
+        raise OutOfRange("dtype", dtype, f"auto, {' or '.join(DTYPES)}")
+    source = open_source(target, model_type=model_type, n_heads=n_heads, n_kv=n_kv)
+    stacks = source.stacks()
+    log = ReadLog(source.store)
+    total = sum(len(stack.names.blocks) for stack in stacks)
+    layers: list[LayerInspection] = []
+    facts: list[StackFacts] = []
+    precisions: set[str] = set()
+    for stack in stacks:
+        found: AttentionWeights | None = None
+        for position in range(len(stack.names.blocks)):
+            weights = stack.weights(position, log.read)
+            found = found or weights
+            compute = _compute_dtype(weights, dtype, full)
+            precisions.add(str(compute).removeprefix("torch."))
+            layers.append(_inspect_layer(stack, position, weights, compute, full=full, heads=heads))
+            progress(len(layers), total)
+        facts.append(_stack_facts(stack, found))
+    return Inspection(
+        provenance=provenance_of(source, stacks, log, compute_dtype=", ".join(sorted(precisions))),
+        stacks=tuple(facts),
+        layers=tuple(layers),
+    )
+
+
+def _compute_dtype(weights: AttentionWeights, wanted: str, full: bool) -> torch.dtype:
+    if wanted in DTYPES:
+        return DTYPES[wanted]
+    core = min(weights.d_model, weights.n_kv * weights.d_head)
+    return torch.float64 if core <= DENSE_UP_TO or full else torch.float32
+
+
+def _inspect_layer(
+    stack: Stack, position: int, weights: AttentionWeights, dtype: torch.dtype, *, full: bool, heads: bool
+) -> LayerInspection:
+    block = stack.names.blocks[position]
+    place = {"stack": stack.label, "layer": block.index, "passes": stack.passes[position]}
+    broken = _not_finite(stack, position, weights)
+    if broken:
+        return LayerInspection(**place, unreadable=broken, folding="")
+    plain_value_map = plain_map(weights, dtype)
+    plain = spectrum(plain_value_map, full=full)
+    folded, folding = None, "no norm is known for this layer"
+    if found := folded_map(weights, dtype):
+        folded, folding = spectrum(found[0], full=full), found[1]
+    rho = (folded or plain).rho_dc
+    norm, asymmetry = value_norm_and_asymmetry(plain_value_map)
+    missing = []
+    if rho == 0.0:
+        missing.append(Missing(field="tendency", reason="rho_dc is 0: the layer removes what all tokens share"))
+    if asymmetry is None:
+        missing.append(Missing(field="asymmetry", reason="H is zero"))
+    if not weights.heads_known:
+        missing.append(Missing(field="heads", reason="no config says how many heads there are; give --n-heads"))
+    return LayerInspection(
+        **place,
+        plain=plain,
+        folded=folded,
+        folding=folding,
+        tendency=math.log(rho) if rho else None,
+        asymmetry=asymmetry,
+        value_norm=norm,
+        bias_norm=bias_norm(weights, dtype),
+        heads=head_spectra(weights, dtype) if heads and weights.heads_known else (),
+        norms=tuple(_norm_facts(role, norm_) for role, norm_ in weights.norms.items()),
+        missing=tuple(missing),
+    )
+
+
+def _not_finite(stack: Stack, position: int, weights: AttentionWeights) -> str | None:
+    """Which tensor of the block holds NaN or infinity, in words."""
+    block = stack.names.blocks[position]
+    tensors = {block.value.weight: weights.w_v, block.output.weight: weights.w_o}
+    tensors |= {names.weight: weights.norms[role].weight for role, names in block.norms.items()}
+    optional = {block.value.bias: weights.b_v, block.output.bias: weights.b_o, block.gain: weights.gain}
+    tensors |= {name: tensor for name, tensor in optional.items() if name and tensor is not None}
+    for name, tensor in tensors.items():
+        bad = int((~torch.isfinite(tensor.float())).sum())
+        if bad:
+            return f"{name} holds {bad} values that are NaN or infinite"
+    return None
+
+
+def _norm_facts(role: str, norm: Norm) -> NormFacts:
+    weight = norm.weight.double()
+    return NormFacts(
+        role=role,
+        kind=norm.kind,
+        negative_share=(weight < 0).double().mean().item(),
+        smallest=weight.min().item(),
+        largest=weight.max().item(),
+    )
+
+
+def _stack_facts(stack: Stack, weights: AttentionWeights | None) -> StackFacts:
+    assert weights is not None, "a resolved stack has at least one block"
+    known = weights.heads_known
+    return StackFacts(
+        name=stack.label,
+        family=stack.arch.name,
+        d_model=weights.d_model,
+        n_heads=weights.n_heads if known else None,
+        n_kv=weights.n_kv if known else None,
+        d_head=weights.d_head if known else None,
+        residual=stack.arch.residual,
+        norm=stack.arch.norm,
+        blocks=len(stack.names.blocks),
+        blocks_in_model=stack.names.blocks_in_model,
+    )

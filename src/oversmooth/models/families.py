@@ -1,0 +1,549 @@
+"""The table of architectures: one declaration per family, and the list of what is refused with its reason.
+
+Identity comes from `model_type`, never from names: LLaMA, Gemma and OLMo 2 share names and differ in mathematics.
+To add a family, write one `Arch` here and one tiny config in `tests/contract/tiny_models.py`; the contract tests do
+the rest (docs/add-an-architecture.md).
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from oversmooth.models.architecture import NORM_ROLES, Arch, Paths, When, resolve
+
+# --- text, bidirectional --------------------------------------------------------------------------------------------
+
+BERT = Arch(
+    name="bert",
+    model_types=("bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "data2vec-text"),
+    residual="post",
+    gguf=("bert",),
+    paths=Paths(
+        block="encoder.layer.{i}",
+        v="attention.self.value",
+        o="attention.output.dense",
+        attn_norm="attention.output.LayerNorm",
+        ffn_norm="output.LayerNorm",
+    ),
+    when=(When(key="is_decoder", value=True, change={"is_causal": True}),),
+)
+DISTILBERT = Arch(
+    name="distilbert",
+    model_types=("distilbert",),
+    residual="post",
+    paths=Paths(
+        block="transformer.layer.{i}",
+        v="attention.v_lin",
+        o="attention.out_lin",
+        attn_norm="sa_layer_norm",
+        ffn_norm="output_layer_norm",
+    ),
+)
+ALBERT = Arch(
+    name="albert",
+    model_types=("albert",),
+    residual="post",
+    shared_layers=True,
+    paths=Paths(
+        block="encoder.albert_layer_groups.{i}.albert_layers.0",
+        v="attention.value",
+        o="attention.dense",
+        attn_norm="attention.LayerNorm",
+        ffn_norm="full_layer_layer_norm",
+    ),
+)
+MPNET = Arch(
+    name="mpnet",
+    model_types=("mpnet",),
+    residual="post",
+    paths=Paths(
+        block="encoder.layer.{i}",
+        v="attention.attn.v",
+        o="attention.attn.o",
+        attn_norm="attention.LayerNorm",
+        ffn_norm="output.LayerNorm",
+    ),
+)
+DEBERTA_V2 = Arch(
+    name="deberta-v2",
+    model_types=("deberta-v2",),
+    residual="post",
+    paths=Paths(
+        block="encoder.layer.{i}",
+        v="attention.self.value_proj",
+        o="attention.output.dense",
+        attn_norm="attention.output.LayerNorm",
+        ffn_norm="output.LayerNorm",
+    ),
+)
+MODERNBERT = Arch(
+    name="modernbert",
+    model_types=("modernbert",),
+    paths=Paths(
+        block="layers.{i}",
+        qkv="attn.Wqkv",
+        o="attn.Wo",
+        attn_norm="attn_norm",  # the first block has none: the embedding is normed already
+        ffn_norm="mlp_norm",
+    ),
+)
+
+# --- text, causal ---------------------------------------------------------------------------------------------------
+
+GPT2 = Arch(
+    name="gpt2",
+    model_types=("gpt2",),
+    is_causal=True,
+    stored="in_out",
+    gguf=("gpt2",),
+    paths=Paths(block="h.{i}", qkv="attn.c_attn", o="attn.c_proj", attn_norm="ln_1", ffn_norm="ln_2"),
+)
+GPT_BIGCODE = Arch(
+    name="gpt_bigcode",
+    model_types=("gpt_bigcode",),
+    is_causal=True,
+    n_kv=1,
+    gguf=("starcoder",),
+    paths=Paths(block="h.{i}", qkv="attn.c_attn", o="attn.c_proj", attn_norm="ln_1", ffn_norm="ln_2"),
+    when=(When(key="multi_query", value=False, change={"n_kv": "heads", "fused": "grouped"}),),
+)
+GPT_NEO = Arch(
+    name="gpt_neo",
+    model_types=("gpt_neo",),
+    is_causal=True,
+    paths=Paths(
+        block="h.{i}", v="attn.attention.v_proj", o="attn.attention.out_proj", attn_norm="ln_1", ffn_norm="ln_2"
+    ),
+)
+GPT_NEOX = Arch(
+    name="gpt_neox",
+    model_types=("gpt_neox",),
+    is_causal=True,
+    residual="parallel",
+    fused="grouped",
+    gguf=("gptneox",),
+    paths=Paths(
+        block="layers.{i}",
+        qkv="attention.query_key_value",
+        o="attention.dense",
+        attn_norm="input_layernorm",
+        ffn_norm="post_attention_layernorm",
+    ),
+    when=(When(key="use_parallel_residual", value=False, change={"residual": "pre"}),),
+)
+GPTJ = Arch(
+    name="gptj",
+    model_types=("gptj",),
+    is_causal=True,
+    residual="parallel",
+    gguf=("gptj",),
+    paths=Paths(block="h.{i}", v="attn.v_proj", o="attn.out_proj", attn_norm="ln_1"),
+)
+OPT = Arch(
+    name="opt",
+    model_types=("opt",),
+    is_causal=True,
+    paths=Paths(
+        block="decoder.layers.{i}",
+        v="self_attn.v_proj",
+        o="self_attn.out_proj",
+        attn_norm="self_attn_layer_norm",
+        ffn_norm="final_layer_norm",
+    ),
+    when=(When(key="do_layer_norm_before", value=False, change={"residual": "post"}),),
+)
+BLOOM = Arch(
+    name="bloom",
+    model_types=("bloom",),
+    is_causal=True,
+    fused="grouped",
+    gguf=("bloom",),
+    paths=Paths(
+        block="h.{i}",
+        qkv="self_attention.query_key_value",
+        o="self_attention.dense",
+        attn_norm="input_layernorm",
+        ffn_norm="post_attention_layernorm",
+    ),
+)
+FALCON = Arch(
+    name="falcon",
+    model_types=("falcon",),
+    is_causal=True,
+    residual="parallel",
+    n_kv=1,  # multi-query, the default: all queries, one key, one value
+    gguf=("falcon",),
+    paths=Paths(
+        block="h.{i}",
+        qkv="self_attention.query_key_value",
+        o="self_attention.dense",
+        attn_norm="input_layernorm|ln_attn",
+        ffn_norm="post_attention_layernorm|ln_mlp",
+    ),
+    when=(
+        When(key="multi_query", value=False, change={"n_kv": "heads", "fused": "grouped"}),
+        When(key="new_decoder_architecture", value=True, change={"n_kv": "config", "fused": "grouped"}),
+        When(key="parallel_attn", value=False, change={"residual": "pre"}),
+    ),
+)
+_LLAMA_PATHS = Paths(
+    block="layers.{i}",
+    v="self_attn.v_proj",
+    qkv="self_attn.qkv_proj",
+    o="self_attn.o_proj",
+    attn_norm="input_layernorm",
+    ffn_norm="post_attention_layernorm",
+)
+LLAMA = Arch(
+    name="llama",
+    model_types=("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "smollm3"),
+    is_causal=True,
+    norm="rms",
+    gguf=("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "phi3", "smollm3"),
+    paths=_LLAMA_PATHS,
+)
+STABLELM = Arch(
+    name="stablelm",
+    model_types=("stablelm", "starcoder2"),
+    is_causal=True,
+    gguf=("stablelm", "starcoder2"),
+    paths=_LLAMA_PATHS,
+    when=(When(key="use_parallel_residual", value=True, change={"residual": "parallel"}),),
+)
+GRANITE = Arch(
+    name="granite",
+    model_types=("granite", "granitemoe"),
+    is_causal=True,
+    norm="rms",
+    residual_gain="residual_multiplier",
+    paths=_LLAMA_PATHS,
+)
+GEMMA = Arch(name="gemma", model_types=("gemma",), is_causal=True, norm="rms+1", gguf=("gemma",), paths=_LLAMA_PATHS)
+GEMMA2 = Arch(
+    name="gemma2",
+    model_types=("gemma2", "gemma3_text"),
+    is_causal=True,
+    norm="rms+1",
+    residual="sandwich",
+    gguf=("gemma2", "gemma3"),
+    paths=replace(
+        _LLAMA_PATHS,
+        attn_branch_norm="post_attention_layernorm",
+        ffn_norm="pre_feedforward_layernorm",
+        ffn_branch_norm="post_feedforward_layernorm",
+    ),
+)
+OLMO2 = Arch(
+    name="olmo2",
+    model_types=("olmo2", "olmo3"),
+    is_causal=True,
+    norm="rms",
+    residual="sandwich",
+    gguf=("olmo2",),
+    paths=replace(
+        _LLAMA_PATHS,
+        attn_norm="",
+        attn_branch_norm="post_attention_layernorm",
+        ffn_norm="",
+        ffn_branch_norm="post_feedforward_layernorm",
+    ),
+)
+COHERE = Arch(
+    name="cohere",
+    model_types=("cohere", "cohere2"),
+    is_causal=True,
+    residual="parallel",
+    gguf=("command-r", "cohere2"),
+    paths=replace(_LLAMA_PATHS, ffn_norm=""),
+)
+PHI = Arch(
+    name="phi",
+    model_types=("phi",),
+    is_causal=True,
+    residual="parallel",
+    gguf=("phi2",),
+    paths=replace(_LLAMA_PATHS, o="self_attn.dense", ffn_norm=""),
+)
+JAMBA = Arch(
+    name="jamba",
+    model_types=("jamba",),
+    is_causal=True,
+    norm="rms",
+    is_hybrid=True,
+    paths=replace(_LLAMA_PATHS, ffn_norm="pre_ff_layernorm"),
+)
+
+# --- encoder and decoder --------------------------------------------------------------------------------------------
+
+T5_ENCODER = Arch(
+    name="t5.encoder",
+    model_types=("t5", "mt5", "umt5"),
+    stack="encoder",
+    norm="rms",
+    paths=Paths(
+        block="encoder.block.{i}",
+        v="layer.0.SelfAttention.v",
+        o="layer.0.SelfAttention.o",
+        attn_norm="layer.0.layer_norm",
+        ffn_norm="layer.1.layer_norm",
+    ),
+)
+T5_DECODER = replace(
+    T5_ENCODER,
+    name="t5.decoder",
+    stack="decoder",
+    is_causal=True,
+    paths=replace(T5_ENCODER.paths, block="decoder.block.{i}", ffn_norm="layer.2.layer_norm"),
+)
+WHISPER_ENCODER = Arch(
+    name="whisper.encoder",
+    model_types=("whisper",),
+    kind="audio",
+    stack="encoder",
+    paths=Paths(
+        block="encoder.layers.{i}",
+        v="self_attn.v_proj",
+        o="self_attn.out_proj",
+        attn_norm="self_attn_layer_norm",
+        ffn_norm="final_layer_norm",
+    ),
+)
+WHISPER_DECODER = replace(
+    WHISPER_ENCODER,
+    name="whisper.decoder",
+    stack="decoder",
+    is_causal=True,
+    paths=replace(WHISPER_ENCODER.paths, block="decoder.layers.{i}"),
+)
+BART_ENCODER = replace(
+    WHISPER_ENCODER, name="bart.encoder", model_types=("bart", "marian"), kind="text", residual="post"
+)
+BART_DECODER = replace(
+    WHISPER_DECODER, name="bart.decoder", model_types=("bart", "marian"), kind="text", residual="post"
+)
+
+# --- images and audio -----------------------------------------------------------------------------------------------
+
+VIT = Arch(
+    name="vit",
+    model_types=("vit", "vit_mae"),
+    kind="image",
+    prefix_tokens=1,
+    paths=Paths(
+        block="layers.{i}|encoder.layer.{i}",
+        v="attention.v_proj|attention.attention.value",
+        o="attention.o_proj|attention.output.dense",
+        attn_norm="layernorm_before",
+        ffn_norm="layernorm_after",
+    ),
+)
+DEIT = replace(VIT, name="deit", model_types=("deit",), prefix_tokens=2)
+BEIT = replace(
+    VIT,
+    name="beit",
+    model_types=("beit", "data2vec-vision"),
+    paths=replace(VIT.paths, attn_gain="lambda_1", ffn_gain="lambda_2"),
+)
+DINOV2 = replace(
+    VIT,
+    name="dinov2",
+    model_types=("dinov2", "dinov2_with_registers"),
+    prefix_tokens_key="num_register_tokens",
+    paths=replace(
+        VIT.paths,
+        block="encoder.layer.{i}|layers.{i}",
+        attn_norm="norm1",
+        ffn_norm="norm2",
+        attn_gain="layer_scale1.lambda1",
+        ffn_gain="layer_scale2.lambda1",
+    ),
+)
+CLIP_TEXT = Arch(
+    name="clip.text",
+    model_types=("clip_text_model",),
+    stack="text",
+    is_causal=True,
+    paths=Paths(
+        block="text_model.encoder.layers.{i}|encoder.layers.{i}",
+        v="self_attn.v_proj",
+        o="self_attn.out_proj",
+        attn_norm="layer_norm1",
+        ffn_norm="layer_norm2",
+    ),
+)
+CLIP_VISION = replace(
+    CLIP_TEXT,
+    name="clip.vision",
+    model_types=("clip_vision_model",),
+    kind="image",
+    stack="vision",
+    is_causal=False,
+    prefix_tokens=1,
+    paths=replace(CLIP_TEXT.paths, block="vision_model.encoder.layers.{i}|encoder.layers.{i}"),
+)
+SIGLIP_TEXT = replace(CLIP_TEXT, name="siglip.text", model_types=("siglip_text_model",), is_causal=False)
+SIGLIP_VISION = replace(CLIP_VISION, name="siglip.vision", model_types=("siglip_vision_model",), prefix_tokens=0)
+WAV2VEC2 = Arch(
+    name="wav2vec2",
+    model_types=("wav2vec2", "hubert"),
+    kind="audio",
+    residual="post",
+    paths=Paths(
+        block="encoder.layers.{i}",
+        v="attention.v_proj",
+        o="attention.out_proj",
+        attn_norm="layer_norm",
+        ffn_norm="final_layer_norm",
+    ),
+    when=(When(key="do_stable_layer_norm", value=True, change={"residual": "pre"}),),
+)
+TIMM_VIT = Arch(
+    name="timm_vit",
+    model_types=("timm_vit",),
+    kind="image",
+    prefix_tokens_key="num_prefix_tokens",
+    paths=Paths(
+        block="blocks.{i}",
+        qkv="attn.qkv",
+        o="attn.proj",
+        attn_norm="norm1",
+        ffn_norm="norm2",
+        attn_gain="ls1.gamma",
+        ffn_gain="ls2.gamma",
+    ),
+)
+
+# --- torch's own modules --------------------------------------------------------------------------------------------
+
+TORCH_ENCODER = Arch(
+    name="torch_encoder",
+    model_types=("torch_encoder",),
+    residual="post",
+    paths=Paths(
+        block="layers.{i}|{i}",
+        qkv="self_attn.in_proj_*",
+        o="self_attn.out_proj",
+        attn_norm="norm1",
+        ffn_norm="norm2",
+    ),
+    when=(When(key="norm_first", value=True, change={"residual": "pre"}),),
+)
+TORCH_ATTENTION = Arch(
+    name="torch_attention",
+    model_types=("torch_attention",),
+    paths=Paths(block="{i}", qkv="in_proj_*", v="v_proj_*", o="out_proj"),
+)
+
+ARCHITECTURES: Mapping[str, Arch] = {
+    arch.name: arch
+    for arch in (
+        *(BERT, DISTILBERT, ALBERT, MPNET, DEBERTA_V2, MODERNBERT),
+        *(GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX, GPTJ, OPT, BLOOM, FALCON, LLAMA, STABLELM, GRANITE),
+        *(GEMMA, GEMMA2, OLMO2, COHERE, PHI, JAMBA),
+        *(T5_ENCODER, T5_DECODER, WHISPER_ENCODER, WHISPER_DECODER, BART_ENCODER, BART_DECODER),
+        *(VIT, DEIT, BEIT, DINOV2, CLIP_TEXT, CLIP_VISION, SIGLIP_TEXT, SIGLIP_VISION, WAV2VEC2),
+        *(TIMM_VIT, TORCH_ENCODER, TORCH_ATTENTION),
+    )
+}
+
+# --- what has no linear value path ----------------------------------------------------------------------------------
+
+_LATENT = "latent attention: a norm stands between the compressed values and the heads"
+_LINEAR = "linear or recurrent attention: there is no softmax whose rows sum to one"
+_GATED = "gated attention: the output is multiplied by a gate that depends on the token"
+_SINKS = "learned attention sinks: the rows of its attention do not sum to one"
+
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "minicpm3", "kimi_k2", "longcat_flash"), _LATENT),
+    **dict.fromkeys(
+        ("mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv7", "xlstm", "minimax", "recurrent_gemma"), _LINEAR
+    ),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear"), _GATED + ", beside layers of linear attention"),
+    "gpt_oss": _SINKS,
+    "nystromformer": "approximate attention: the rows of its attention matrix do not sum to one",
+    "fnet": "there is no attention: tokens are mixed by a fixed Fourier transform",
+    "longformer": "global tokens have value weights of their own, so one layer has two value paths",
+    "reformer": "hashed attention with shared queries and keys over chunks",
+}
+
+REFUSED_NAMES: Mapping[str, str] = {
+    "kv_a_layernorm": _LATENT,
+    "kv_a_proj_with_mqa": _LATENT,
+    "self_attn.sinks": _SINKS,
+    "self_attn.g_proj": _GATED,
+    "attn.inner_attn_ln": "a norm stands between the values and the output projection",
+    "attn.norm.weight": "a norm stands between the values and the output projection",
+    "self_attn.bias_k": _SINKS,
+    "albert_layers.1.": "groups of several different shared layers, of which no public model exists",
+}
+
+
+def known_model_types() -> list[str]:
+    return sorted({model_type for arch in ARCHITECTURES.values() for model_type in arch.model_types})
+
+
+def declared_for_gguf(architecture: str) -> Arch | None:
+    """The declaration behind the name that a GGUF file gives its architecture, in the form GGUF stores it."""
+    found = [arch for arch in ARCHITECTURES.values() if architecture in arch.gguf]
+    return gguf_form(found[0]) if found else None
+
+
+def declared_for(model_type: str) -> list[Arch]:
+    """The declarations of a model type, one per stack; empty when it is unknown."""
+    return [arch for arch in ARCHITECTURES.values() if model_type in arch.model_types]
+
+
+def candidates_by_name(names: Collection[str]) -> list[list[Arch]]:
+    """Families that fit a bare set of names, each with all its stacks; several entries mean a tie to be refused.
+
+    Of the families that resolve, those that explain the most tensors remain: Gemma 2's names contain LLaMA's, and
+    LLaMA would leave two norms unexplained. Families that differ in nothing the weights can feel count as one.
+    """
+    fits: dict[tuple[object, ...], list[Arch]] = {}
+    explained: dict[tuple[object, ...], int] = {}
+    for arch in ARCHITECTURES.values():
+        count = _tensors_explained(arch, names)
+        if count:
+            paths = replace(arch.paths, block="")
+            facts = (paths, arch.norm, arch.residual, arch.fused, arch.stored, arch.n_kv, arch.residual_gain)
+            same_stack = [other for other in fits.get(facts, ()) if other.stack == arch.stack]
+            if not same_stack:
+                fits.setdefault(facts, []).append(arch)
+                explained[facts] = explained.get(facts, 0) + count
+    most = max(explained.values(), default=0)
+    return [archs for facts, archs in fits.items() if explained[facts] == most]
+
+
+def _tensors_explained(arch: Arch, names: Collection[str]) -> int:
+    if arch.name == "torch_attention" or arch.is_hybrid:
+        return 0  # their names are contained in those of others; they need a live model or a config
+    stacks = resolve(replace(arch, is_hybrid=True), names)
+    blocks = [block for stack in stacks for block in stack.blocks]
+    found = {role for block in blocks for role in block.norms}
+    if not {role for role in NORM_ROLES if getattr(arch.paths, role)} <= found:
+        return 0
+    if arch.norm != "layer" and any(norm.bias for block in blocks for norm in block.norms.values()):
+        return 0  # RMS norms have no bias
+    if arch.paths.attn_gain and not any(block.gain for block in blocks) and arch.name != "timm_vit":
+        return 0
+    return sum(1 for block in blocks for _ in block)
+
+
+def gguf_form(arch: Arch) -> Arch:
+    """The same family as GGUF files store it: one set of names, fused weights stacked, offsets of norms added."""
+    is_post = arch.residual == "post"
+    return replace(
+        arch,
+        fused="stacked",
+        stored="out_in",
+        norm="rms" if arch.norm == "rms+1" else arch.norm,
+        paths=Paths(
+            block="blk.{i}",
+            v="attn_v",
+            qkv="attn_qkv",
+            o="attn_output",
+            attn_norm="attn_output_norm" if is_post else "attn_norm_2|attn_norm",
+            attn_branch_norm="post_attention_norm" if arch.paths.attn_branch_norm else "",
+            ffn_norm="layer_output_norm" if is_post else ("ffn_norm" if arch.paths.ffn_norm else ""),
+            ffn_branch_norm="post_ffw_norm" if arch.paths.ffn_branch_norm else "",
+        ),
+    )

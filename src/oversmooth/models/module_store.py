@@ -1,0 +1,108 @@
+"""A live `nn.Module` as a checkpoint: its tensors by name, and a config that says what it is."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from oversmooth.errors import BrokenFile, PackedWeights, RefusedArchitecture, UnidentifiedWeights
+from oversmooth.results import FileFacts
+
+TIMM_MODELS = ("VisionTransformer", "VisionTransformerDistilled")
+TIMM_BLOCKS = ("Block",)
+
+
+class ModuleStore:
+    """Tensors of a live module. Parametrized tensors appear under their own names, as the values they now have."""
+
+    def __init__(self, module: nn.Module):
+        self._where = _tensors(module)
+        self.config = describe(module)
+        if self.config["model_type"] == "torch_attention":
+            # Stacks of bare attention modules have names of the user's own: number them.
+            layers = attention_modules(module)
+            self._where = {f"{i}.{n}": owner for i, layer in enumerate(layers) for n, owner in _tensors(layer).items()}
+        self.names = self._where.keys()
+
+    def read(self, name: str) -> Tensor:
+        owner, attribute = self._where[name]
+        tensor = getattr(owner, attribute)
+        if tensor.is_meta:
+            raise BrokenFile(f"the module's tensor {name!r}", "values", "a tensor on the meta device", "Load it first.")
+        if not tensor.is_floating_point():
+            raise PackedWeights("the module", f"{name!r} has dtype {tensor.dtype}")
+        return tensor.detach()
+
+    def owner(self, name: str) -> nn.Module:
+        """The module that holds a tensor and is called with it."""
+        return self._where[name][0]
+
+    def files(self) -> tuple[FileFacts, ...]:
+        return ()
+
+
+def _tensors(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Tensor name to the module and attribute that hold it."""
+    found: dict[str, tuple[nn.Module, str]] = {}
+    for path, owner in module.named_modules(remove_duplicate=False):
+        if ".parametrizations" in f".{path}":
+            continue
+        attributes = [name for name, value in owner.named_parameters(recurse=False) if value is not None]
+        if parametrize.is_parametrized(owner):
+            attributes += list(owner.parametrizations)  # type: ignore[arg-type]
+        for attribute in attributes:
+            found[f"{path}.{attribute}" if path else attribute] = (owner, attribute)
+    return found
+
+
+def describe(module: nn.Module) -> dict[str, Any]:
+    """What kind of model it is, as a config: from transformers' own config, or from the classes of timm and torch."""
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if getattr(config, "model_type", None) and hasattr(config, "to_dict"):
+            return dict(config.to_dict())
+        if type(part).__module__.startswith("timm.models"):
+            return _describe_timm(part)
+    encoder = [part for part in module.modules() if isinstance(part, nn.TransformerEncoderLayer)]
+    if encoder:
+        first = encoder[0]
+        return {
+            "model_type": "torch_encoder",
+            "num_attention_heads": first.self_attn.num_heads,
+            "norm_first": first.norm_first,
+        }
+    attention = attention_modules(module)
+    if attention:
+        return {"model_type": "torch_attention", "num_attention_heads": attention[0].num_heads}
+    raise UnidentifiedWeights(f"The module {type(module).__name__}", (), [n for n, _ in module.named_parameters()][:3])
+
+
+def attention_modules(module: nn.Module) -> list[nn.MultiheadAttention]:
+    """torch's self-attention modules in order; cross-attention of torch's decoder layers is left out."""
+    crossing = {id(part.multihead_attn) for part in module.modules() if isinstance(part, nn.TransformerDecoderLayer)}
+    found = [part for part in module.modules() if isinstance(part, nn.MultiheadAttention) and id(part) not in crossing]
+    for part in found:
+        if part.bias_k is not None or part.add_zero_attn:
+            extra = (
+                "add_bias_kv or add_zero_attn appends a token that is no input, so rows over inputs do not sum to one"
+            )
+            raise RefusedArchitecture("This nn.MultiheadAttention", extra)
+    return found
+
+
+def _describe_timm(model: nn.Module) -> dict[str, Any]:
+    name = type(model).__name__
+    blocks = getattr(model, "blocks", None)
+    kinds = sorted({type(block).__name__ for block in blocks}) if blocks is not None else []
+    if name not in TIMM_MODELS or any(kind not in TIMM_BLOCKS for kind in kinds) or not kinds:
+        raise RefusedArchitecture(
+            f"timm's {name} with blocks {kinds or 'unknown'}",
+            f"only {' and '.join(TIMM_MODELS)} with blocks of class {TIMM_BLOCKS[0]} are declared",
+        )
+    return {
+        "model_type": "timm_vit",
+        "num_attention_heads": blocks[0].attn.num_heads,  # type: ignore[index]
+        "hidden_size": model.embed_dim,
+        "num_prefix_tokens": model.num_prefix_tokens,
+        "depth": len(blocks),  # type: ignore[arg-type]
+    }

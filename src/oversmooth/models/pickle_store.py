@@ -1,0 +1,84 @@
+"""`.bin`, `.pt` and `.pth` files, loaded with `weights_only=True` and memory-mapped: nothing in them is executed."""
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oversmooth.errors import BrokenFile, UnsafePickle
+from oversmooth.results import FileFacts
+
+WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
+"""Keys under which training scripts keep the state dict."""
+
+
+class PickleStore:
+    """Tensors of one pickle file, or of the shards that an index names; a shard is opened when it is needed."""
+
+    def __init__(self, folder: Path, where: Mapping[str, str]):
+        self._folder = folder
+        self._where = dict(where)
+        self._open: dict[str, Mapping[str, Tensor]] = {}
+        self.names = self._where.keys()
+
+    @classmethod
+    def single(cls, path: Path) -> "PickleStore":
+        store = cls(path.parent, {})
+        store._where.update(dict.fromkeys(store._shard(path.name), path.name))
+        return store
+
+    def _shard(self, shard: str) -> Mapping[str, Tensor]:
+        if shard not in self._open:
+            self._open[shard] = load_tensors(self._folder / shard)
+        return self._open[shard]
+
+    def read(self, name: str) -> Tensor:
+        shard = self._where[name]
+        try:
+            return self._shard(shard)[name]
+        except KeyError as error:
+            raise BrokenFile(shard, f"the tensor {name!r}, as the index says", "no such tensor") from error
+
+    def files(self) -> tuple[FileFacts, ...]:
+        return tuple(FileFacts(name=n, size_bytes=(self._folder / n).stat().st_size) for n in sorted(self._open))
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """The state dict in a pickle file, mapped where the format allows it; refuses everything that is not tensors."""
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        reason = str(error).strip()
+        if "Unsupported global" in reason or "Weights only" in reason or "weights_only" in reason.lower():
+            raise UnsafePickle(str(path), _what_was_refused(reason)) from error
+        raise BrokenFile(str(path), "a PyTorch state dict", reason.splitlines()[0]) from error
+    except (RuntimeError, EOFError, ValueError, OSError, KeyError, TypeError, AttributeError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BrokenFile(str(path), "a PyTorch state dict", first) from error
+    return _state_dict(path, loaded)
+
+
+def _what_was_refused(message: str) -> str:
+    for line in message.splitlines():
+        if "GLOBAL" in line or "Unsupported" in line:
+            return line.strip().removeprefix("WeightsUnpickler error: ")[:200]
+    return message.splitlines()[0][:200]
+
+
+def _state_dict(path: Path, loaded: Any) -> dict[str, Tensor]:
+    for _ in range(3):  # wrappers nest: {"checkpoint": {"model": {...}}} is as deep as scripts go
+        if not isinstance(loaded, Mapping):
+            break
+        tensors = {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
+        if tensors:
+            return tensors
+        inner = [loaded[key] for key in WRAPPERS if isinstance(loaded.get(key), Mapping)]
+        if not inner:
+            break
+        loaded = inner[0]
+    found = f"the keys {list(loaded)[:5]}" if isinstance(loaded, Mapping) else f"a {type(loaded).__name__}"
+    raise BrokenFile(str(path), "a state dict of tensors", found, f"Known wrappers: {', '.join(WRAPPERS)}.")

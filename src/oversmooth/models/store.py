@@ -1,0 +1,46 @@
+"""What every kind of checkpoint offers: the names of its tensors, and one tensor at a time."""
+
+import hashlib
+from collections.abc import Collection
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from oversmooth.results import FileFacts
+
+
+class TensorStore(Protocol):
+    """A checkpoint opened without reading its tensors."""
+
+    names: Collection[str]
+
+    def read(self, name: str) -> Tensor:
+        """The tensor, on the CPU unless it belongs to a live module, in the dtype in which it is stored."""
+
+    def files(self) -> tuple[FileFacts, ...]:
+        """The files opened so far."""
+
+
+class ReadLog:
+    """Reads through a store and remembers what was read: the hash, the bytes and the dtypes of a `Provenance`."""
+
+    def __init__(self, store: TensorStore):
+        self._store = store
+        self._hash = hashlib.sha256()
+        self.bytes_read = 0
+        self.dtypes: set[str] = set()
+
+    def read(self, name: str) -> Tensor:
+        tensor = self._store.read(name)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self._hash.update(f"{name} {dtype} {tuple(tensor.shape)}\n".encode())
+        plain = tensor.detach().cpu().contiguous().reshape(-1)
+        self._hash.update(memoryview(plain.view(torch.uint8).numpy()))
+        self.bytes_read += plain.nbytes
+        self.dtypes.add(dtype)
+        return tensor.detach()
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()

@@ -1,0 +1,161 @@
+"""Results as tables for the terminal and as CSV."""
+
+import csv
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from oversmooth.models.architecture import Arch
+from oversmooth.results import Inspection, LayerInspection, Row, Spectrum, Verification, format_cell
+
+PIPE_WIDTH = 160
+"""Columns assumed where the output is not a terminal, so that a pipe or a file gets whole tables."""
+INSPECTION_COLUMNS = (
+    *("layer", "rho_dc", "at lambda", "Re(lambda)", "Re<0", "folded", "tendency", "norm weights", "asym", "|bias|"),
+)
+WIDE_COLUMNS = 2
+"""How many of the last columns need more than an 80-column terminal."""
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+def _table() -> Table:
+    """Light rules and tight columns: the widest table of a layer fits an 80-column terminal."""
+    return Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Rows as CSV, written beside the target and then renamed."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(partial, path)
+
+
+def show_inspection(result: Inspection, *, heads: bool) -> None:
+    console = _console()
+    stack_names = {layer.stack for layer in result.layers}
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    for facts in result.stacks:
+        size = f"{facts.n_heads} heads of {facts.d_head}" if facts.n_heads else "heads unknown"
+        size += f", {facts.n_kv} value heads" if facts.n_kv != facts.n_heads else ""
+        blocks = f"{facts.blocks} layers"
+        if facts.blocks != facts.blocks_in_model:
+            blocks = f"{facts.blocks} of {facts.blocks_in_model} blocks (the others have no softmax attention)"
+        name = f"{facts.name}: " if facts.name else ""
+        console.print(
+            f"{escape(name)}{escape(facts.family)}, {blocks}, width {facts.d_model}, {size}, "
+            f"{facts.residual}-norm ({facts.norm})"
+        )
+    table = _table()
+    if len(stack_names) > 1:
+        table.add_column("stack")
+    shown = len(INSPECTION_COLUMNS) - (WIDE_COLUMNS if console.width < 92 else 0)
+    for name in INSPECTION_COLUMNS[:shown]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer in result.layers:
+        cells = _inspection_cells(layer)
+        table.add_row(*([escape(layer.stack)] if len(stack_names) > 1 else []), *cells[:shown])
+    console.print(table)
+    console.print(_legend(result), style="dim")
+    for layer in result.layers:
+        if layer.unreadable:
+            console.print(f"[bold red]layer {layer.layer} unreadable:[/] {escape(layer.unreadable)}")
+        elif layer.plain and layer.plain.is_defective:
+            console.print(f"layer {layer.layer}: H is not diagonalizable to working precision; fewer digits are exact")
+    if heads:
+        console.print(_head_table(result))
+
+
+def _inspection_cells(layer: LayerInspection) -> list[str]:
+    index = str(layer.layer) if len(layer.passes) == 1 else f"{layer.layer} (x{len(layer.passes)})"
+    plain = layer.plain
+    if plain is None:
+        return [index, *["-"] * 9]
+    low = min((norm.smallest for norm in layer.norms if norm.role.startswith("attn")), default=None)
+    high = max((norm.largest for norm in layer.norms if norm.role.startswith("attn")), default=None)
+    negative = max((norm.negative_share for norm in layer.norms if norm.role.startswith("attn")), default=0.0)
+    norms = (
+        "-" if low is None or high is None else f"{low:.2f}..{high:.2f}" + (f" {negative:.0%}<0" if negative else "")
+    )
+    return [
+        index,
+        f"{plain.rho_dc:.3f}",
+        _complex(plain),
+        f"{plain.min_real:.2f}..{plain.max_real:.2f}",
+        "-" if plain.negative_share is None else f"{plain.negative_share:.0%}",
+        "-" if layer.folded is None else f"{layer.folded.rho_dc:.3f}",
+        "-" if layer.tendency is None else f"{layer.tendency:+.3f}",
+        norms,
+        "-" if layer.asymmetry is None else f"{layer.asymmetry:.2f}",
+        "-" if layer.bias_norm is None else f"{layer.bias_norm:.2f}",
+    ]
+
+
+def _complex(spectrum: Spectrum) -> str:
+    real, imaginary = spectrum.dominating
+    return f"{real:.2f}" if abs(imaginary) < 5e-3 else f"{real:.2f}±{abs(imaginary):.2f}i"
+
+
+def _legend(result: Inspection) -> str:
+    known = [layer for layer in result.layers if layer.tendency is not None]
+    smoothing = sum(1 for layer in known if layer.tendency is not None and layer.tendency > 0)
+    folded = any(layer.folded for layer in result.layers)
+    which = "norm folded in, at unit token scale" if folded else "plain"
+    return (
+        f"tendency = log rho_dc ({which}): what attention that looks at all tokens equally would do; "
+        f"above 0 it smooths. {smoothing} of {len(known)} layers are above 0.\n"
+        "It is a tendency of the weights, not a verdict: real attention is not uniform, and biases, token scales and "
+        "the feed-forward act too."
+    )
+
+
+def _head_table(result: Inspection) -> Table:
+    table = _table()
+    rows = result.head_rows()
+    for name in rows[0] if rows else ():
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(escape(format_cell(value)) for value in row.values()))
+    return table
+
+
+def show_verification(result: Verification) -> None:
+    console = _console()
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    table = _table()
+    for name in ("stack", "layer", "error", "tokens"):
+        table.add_column(name, justify="right")
+    for layer in result.layers:
+        table.add_row(escape(layer.stack), str(layer.layer), f"{layer.error:.2e}", str(layer.tokens))
+    console.print(table)
+    word = "[bold green]fits[/]" if result.passed else "[bold red]does not fit[/]"
+    families = ", ".join(result.provenance.families)
+    console.print(
+        f"The declaration {families} {word} this model: largest relative error {result.largest_error:.2e} "
+        f"(allowed {result.tolerance:g}) in the equal-token identity."
+    )
+
+
+def show_architectures(declared: Iterable[Arch], refused: Mapping[str, str]) -> None:
+    console = _console()
+    table = _table()
+    for name in ("family", "model types", "residual", "norm", "attention"):
+        table.add_column(name)
+    for arch in declared:
+        attention = ("causal" if arch.is_causal else "bidirectional") + (", hybrid" if arch.is_hybrid else "")
+        table.add_row(arch.name, ", ".join(arch.model_types), arch.residual, arch.norm, attention)
+    console.print(table)
+    console.print("Composite models (CLIP, SigLIP, Gemma 3, LLaVA, ...) are analysed through their parts.\n\nRefused:")
+    for reason in dict.fromkeys(refused.values()):
+        console.print(f"  {', '.join(name for name in refused if refused[name] == reason)}: {reason}")
