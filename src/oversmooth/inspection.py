@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -86,7 +87,7 @@ def _inspect_layer(
     stack: Stack, position: int, weights: AttentionWeights, dtype: torch.dtype, *, full: bool, heads: bool
 ) -> LayerInspection:
     block = stack.names.blocks[position]
-    place = {"stack": stack.label, "layer": block.index, "passes": stack.passes[position]}
+    place: dict[str, Any] = {"stack": stack.label, "layer": block.index, "passes": stack.passes[position]}
     broken = _not_finite(stack, position, weights)
     if broken:
         return LayerInspection(**place, unreadable=broken, folding="")

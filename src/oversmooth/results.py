@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from oversmooth.errors import BrokenFile
 
@@ -19,6 +19,7 @@ SCHEMA_VERSION = 1
 """Raised by one whenever a field changes meaning or disappears; readers refuse anything newer."""
 
 Complex = tuple[float, float]
+SavedResult = TypeVar("SavedResult", bound="_Saved")  # not `Self`, which the shape checks of the tests cannot read
 Row = dict[str, Any]
 """One flat line of a table: column name to plain value."""
 
@@ -185,7 +186,7 @@ class _Saved:
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any], where: str = "the result") -> Self:
+    def from_dict(cls: "type[SavedResult]", data: dict[str, Any], where: str = "the result") -> "SavedResult":
         """Restores what `to_dict` wrote; refuses a newer schema, another kind of result, or a damaged one."""
         from pydantic import TypeAdapter, ValidationError
 

@@ -8,7 +8,8 @@ import torch
 import oversmooth as osm
 from oversmooth.errors import AdapterMismatch
 from oversmooth.models import source as source_module
-from oversmooth.models.families import ARCHITECTURES, GPT_NEOX, declared_for
+from oversmooth.models.families import ARCHITECTURES, GPT_NEOX
+from oversmooth.models.identify import declared_for
 from oversmooth.models.source import open_source
 from oversmooth.models.verify import require_fit
 from tests.contract.tiny_models import ALL, TIMM, TINY, tiny_model

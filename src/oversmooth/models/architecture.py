@@ -26,7 +26,7 @@ Fused = Literal["stacked", "grouped"]
 Residual = Literal["pre", "post", "sandwich", "parallel"]
 NormKind = Literal["layer", "rms", "rms+1"]
 
-NORM_ROLES = ("attn_norm", "attn_branch_norm", "ffn_norm", "ffn_branch_norm")
+NORM_ROLES = ("attn_norm", "attn_branch_norm", "cross_norm", "ffn_norm", "ffn_branch_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,12 @@ class Paths:
     """The norm of the attention sub-block: before it (pre, parallel) or after the sum (post)."""
     attn_branch_norm: str = ""
     """A norm on the branch itself, before it is added (sandwich)."""
+    cross_norm: str = ""
+    """The norm of a decoder's cross-attention, in the same position as `attn_norm`."""
     ffn_norm: str = ""
     ffn_branch_norm: str = ""
+    final_norm: str = ""
+    """The norm after the last block, relative to what the block's path is relative to."""
     attn_gain: str = ""
     """LayerScale: multiplies the attention branch per channel."""
     ffn_gain: str = ""
@@ -143,6 +147,7 @@ class StackNames:
     prefix: str
     blocks: tuple[BlockNames, ...]
     blocks_in_model: int
+    final_norm: TensorNames | None = None
 
 
 def _alternates(path: str) -> list[str]:
@@ -155,7 +160,7 @@ def _tensor(path: str, what: str) -> str:
 
 def _find(block: str, paths: str, names: Collection[str]) -> TensorNames | None:
     for path in _alternates(paths):
-        weight, bias = (f"{block}.{_tensor(path, what)}" for what in ("weight", "bias"))
+        weight, bias = (f"{block}.{_tensor(path, what)}".lstrip(".") for what in ("weight", "bias"))
         if weight in names:
             return TensorNames(weight, bias if bias in names else None)
     return None
@@ -185,7 +190,12 @@ def resolve(arch: Arch, names: Collection[str]) -> tuple[StackNames, ...]:
             kept = [block for block in resolved if block is not None]
             if len(kept) == len(resolved) or (arch.is_hybrid and kept):
                 stacks.append(
-                    StackNames(prefix=prefix, blocks=tuple(kept), blocks_in_model=_count(block, prefix, names))
+                    StackNames(
+                        prefix=prefix,
+                        blocks=tuple(kept),
+                        blocks_in_model=_count(block, prefix, names),
+                        final_norm=_find(prefix.removesuffix("."), arch.paths.final_norm, names),
+                    )
                 )
         for stack in stacks:
             indices = [block.index for block in stack.blocks]

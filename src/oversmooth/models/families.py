@@ -5,10 +5,10 @@ To add a family, write one `Arch` here and one tiny config in `tests/contract/ti
 the rest (docs/add-an-architecture.md).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from oversmooth.models.architecture import NORM_ROLES, Arch, Paths, When, resolve
+from oversmooth.models.architecture import Arch, Paths, When
 
 # --- text, bidirectional --------------------------------------------------------------------------------------------
 
@@ -84,6 +84,7 @@ MODERNBERT = Arch(
         o="attn.Wo",
         attn_norm="attn_norm",  # the first block has none: the embedding is normed already
         ffn_norm="mlp_norm",
+        final_norm="final_norm",
     ),
 )
 
@@ -95,7 +96,9 @@ GPT2 = Arch(
     is_causal=True,
     stored="in_out",
     gguf=("gpt2",),
-    paths=Paths(block="h.{i}", qkv="attn.c_attn", o="attn.c_proj", attn_norm="ln_1", ffn_norm="ln_2"),
+    paths=Paths(
+        block="h.{i}", qkv="attn.c_attn", o="attn.c_proj", attn_norm="ln_1", ffn_norm="ln_2", final_norm="ln_f"
+    ),
 )
 GPT_BIGCODE = Arch(
     name="gpt_bigcode",
@@ -103,7 +106,9 @@ GPT_BIGCODE = Arch(
     is_causal=True,
     n_kv=1,
     gguf=("starcoder",),
-    paths=Paths(block="h.{i}", qkv="attn.c_attn", o="attn.c_proj", attn_norm="ln_1", ffn_norm="ln_2"),
+    paths=Paths(
+        block="h.{i}", qkv="attn.c_attn", o="attn.c_proj", attn_norm="ln_1", ffn_norm="ln_2", final_norm="ln_f"
+    ),
     when=(When(key="multi_query", value=False, change={"n_kv": "heads", "fused": "grouped"}),),
 )
 GPT_NEO = Arch(
@@ -111,7 +116,12 @@ GPT_NEO = Arch(
     model_types=("gpt_neo",),
     is_causal=True,
     paths=Paths(
-        block="h.{i}", v="attn.attention.v_proj", o="attn.attention.out_proj", attn_norm="ln_1", ffn_norm="ln_2"
+        block="h.{i}",
+        v="attn.attention.v_proj",
+        o="attn.attention.out_proj",
+        attn_norm="ln_1",
+        ffn_norm="ln_2",
+        final_norm="ln_f",
     ),
 )
 GPT_NEOX = Arch(
@@ -127,6 +137,7 @@ GPT_NEOX = Arch(
         o="attention.dense",
         attn_norm="input_layernorm",
         ffn_norm="post_attention_layernorm",
+        final_norm="final_layer_norm",
     ),
     when=(When(key="use_parallel_residual", value=False, change={"residual": "pre"}),),
 )
@@ -136,7 +147,7 @@ GPTJ = Arch(
     is_causal=True,
     residual="parallel",
     gguf=("gptj",),
-    paths=Paths(block="h.{i}", v="attn.v_proj", o="attn.out_proj", attn_norm="ln_1"),
+    paths=Paths(block="h.{i}", v="attn.v_proj", o="attn.out_proj", attn_norm="ln_1", final_norm="ln_f"),
 )
 OPT = Arch(
     name="opt",
@@ -148,6 +159,7 @@ OPT = Arch(
         o="self_attn.out_proj",
         attn_norm="self_attn_layer_norm",
         ffn_norm="final_layer_norm",
+        final_norm="decoder.final_layer_norm",
     ),
     when=(When(key="do_layer_norm_before", value=False, change={"residual": "post"}),),
 )
@@ -163,6 +175,7 @@ BLOOM = Arch(
         o="self_attention.dense",
         attn_norm="input_layernorm",
         ffn_norm="post_attention_layernorm",
+        final_norm="ln_f",
     ),
 )
 FALCON = Arch(
@@ -178,6 +191,7 @@ FALCON = Arch(
         o="self_attention.dense",
         attn_norm="input_layernorm|ln_attn",
         ffn_norm="post_attention_layernorm|ln_mlp",
+        final_norm="ln_f",
     ),
     when=(
         When(key="multi_query", value=False, change={"n_kv": "heads", "fused": "grouped"}),
@@ -192,6 +206,7 @@ _LLAMA_PATHS = Paths(
     o="self_attn.o_proj",
     attn_norm="input_layernorm",
     ffn_norm="post_attention_layernorm",
+    final_norm="norm",
 )
 LLAMA = Arch(
     name="llama",
@@ -261,7 +276,7 @@ PHI = Arch(
     is_causal=True,
     residual="parallel",
     gguf=("phi2",),
-    paths=replace(_LLAMA_PATHS, o="self_attn.dense", ffn_norm=""),
+    paths=replace(_LLAMA_PATHS, o="self_attn.dense", ffn_norm="", final_norm="final_layernorm"),
 )
 JAMBA = Arch(
     name="jamba",
@@ -269,7 +284,7 @@ JAMBA = Arch(
     is_causal=True,
     norm="rms",
     is_hybrid=True,
-    paths=replace(_LLAMA_PATHS, ffn_norm="pre_ff_layernorm"),
+    paths=replace(_LLAMA_PATHS, ffn_norm="pre_ff_layernorm", final_norm="final_layernorm"),
 )
 
 # --- encoder and decoder --------------------------------------------------------------------------------------------
@@ -285,6 +300,7 @@ T5_ENCODER = Arch(
         o="layer.0.SelfAttention.o",
         attn_norm="layer.0.layer_norm",
         ffn_norm="layer.1.layer_norm",
+        final_norm="encoder.final_layer_norm",
     ),
 )
 T5_DECODER = replace(
@@ -292,7 +308,13 @@ T5_DECODER = replace(
     name="t5.decoder",
     stack="decoder",
     is_causal=True,
-    paths=replace(T5_ENCODER.paths, block="decoder.block.{i}", ffn_norm="layer.2.layer_norm"),
+    paths=replace(
+        T5_ENCODER.paths,
+        block="decoder.block.{i}",
+        cross_norm="layer.1.layer_norm",
+        ffn_norm="layer.2.layer_norm",
+        final_norm="decoder.final_layer_norm",
+    ),
 )
 WHISPER_ENCODER = Arch(
     name="whisper.encoder",
@@ -305,6 +327,7 @@ WHISPER_ENCODER = Arch(
         o="self_attn.out_proj",
         attn_norm="self_attn_layer_norm",
         ffn_norm="final_layer_norm",
+        final_norm="encoder.layer_norm",
     ),
 )
 WHISPER_DECODER = replace(
@@ -312,13 +335,28 @@ WHISPER_DECODER = replace(
     name="whisper.decoder",
     stack="decoder",
     is_causal=True,
-    paths=replace(WHISPER_ENCODER.paths, block="decoder.layers.{i}"),
+    paths=replace(
+        WHISPER_ENCODER.paths,
+        block="decoder.layers.{i}",
+        cross_norm="encoder_attn_layer_norm",
+        final_norm="decoder.layer_norm",
+    ),
 )
 BART_ENCODER = replace(
-    WHISPER_ENCODER, name="bart.encoder", model_types=("bart", "marian"), kind="text", residual="post"
+    WHISPER_ENCODER,
+    name="bart.encoder",
+    model_types=("bart", "marian"),
+    kind="text",
+    residual="post",
+    paths=replace(WHISPER_ENCODER.paths, final_norm=""),
 )
 BART_DECODER = replace(
-    WHISPER_DECODER, name="bart.decoder", model_types=("bart", "marian"), kind="text", residual="post"
+    WHISPER_DECODER,
+    name="bart.decoder",
+    model_types=("bart", "marian"),
+    kind="text",
+    residual="post",
+    paths=replace(WHISPER_DECODER.paths, final_norm=""),
 )
 
 # --- images and audio -----------------------------------------------------------------------------------------------
@@ -334,6 +372,7 @@ VIT = Arch(
         o="attention.o_proj|attention.output.dense",
         attn_norm="layernorm_before",
         ffn_norm="layernorm_after",
+        final_norm="layernorm",
     ),
 )
 DEIT = replace(VIT, name="deit", model_types=("deit",), prefix_tokens=2)
@@ -341,7 +380,7 @@ BEIT = replace(
     VIT,
     name="beit",
     model_types=("beit", "data2vec-vision"),
-    paths=replace(VIT.paths, attn_gain="lambda_1", ffn_gain="lambda_2"),
+    paths=replace(VIT.paths, attn_gain="lambda_1", ffn_gain="lambda_2", final_norm=""),
 )
 DINOV2 = replace(
     VIT,
@@ -368,6 +407,7 @@ CLIP_TEXT = Arch(
         o="self_attn.out_proj",
         attn_norm="layer_norm1",
         ffn_norm="layer_norm2",
+        final_norm="text_model.final_layer_norm|final_layer_norm",
     ),
 )
 CLIP_VISION = replace(
@@ -378,10 +418,17 @@ CLIP_VISION = replace(
     stack="vision",
     is_causal=False,
     prefix_tokens=1,
-    paths=replace(CLIP_TEXT.paths, block="vision_model.encoder.layers.{i}|encoder.layers.{i}"),
+    # Its last norm acts on the pooled token only.
+    paths=replace(CLIP_TEXT.paths, block="vision_model.encoder.layers.{i}|encoder.layers.{i}", final_norm=""),
 )
 SIGLIP_TEXT = replace(CLIP_TEXT, name="siglip.text", model_types=("siglip_text_model",), is_causal=False)
-SIGLIP_VISION = replace(CLIP_VISION, name="siglip.vision", model_types=("siglip_vision_model",), prefix_tokens=0)
+SIGLIP_VISION = replace(
+    CLIP_VISION,
+    name="siglip.vision",
+    model_types=("siglip_vision_model",),
+    prefix_tokens=0,
+    paths=replace(CLIP_VISION.paths, final_norm="vision_model.post_layernorm|post_layernorm"),
+)
 WAV2VEC2 = Arch(
     name="wav2vec2",
     model_types=("wav2vec2", "hubert"),
@@ -394,7 +441,13 @@ WAV2VEC2 = Arch(
         attn_norm="layer_norm",
         ffn_norm="final_layer_norm",
     ),
-    when=(When(key="do_stable_layer_norm", value=True, change={"residual": "pre"}),),
+    when=(
+        When(
+            key="do_stable_layer_norm",
+            value=True,
+            change={"residual": "pre", "paths": {"final_norm": "encoder.layer_norm"}},
+        ),
+    ),
 )
 TIMM_VIT = Arch(
     name="timm_vit",
@@ -407,6 +460,7 @@ TIMM_VIT = Arch(
         o="attn.proj",
         attn_norm="norm1",
         ffn_norm="norm2",
+        final_norm="norm",
         attn_gain="ls1.gamma",
         ffn_gain="ls2.gamma",
     ),
@@ -424,13 +478,18 @@ TORCH_ENCODER = Arch(
         o="self_attn.out_proj",
         attn_norm="norm1",
         ffn_norm="norm2",
+        final_norm="norm",
     ),
-    when=(When(key="norm_first", value=True, change={"residual": "pre"}),),
+    when=(
+        When(key="norm_first", value=True, change={"residual": "pre"}),
+        When(key="batch_first", value=False, change={"token_axis": 0}),
+    ),
 )
 TORCH_ATTENTION = Arch(
     name="torch_attention",
     model_types=("torch_attention",),
     paths=Paths(block="{i}", qkv="in_proj_*", v="v_proj_*", o="out_proj"),
+    when=(When(key="batch_first", value=False, change={"token_axis": 0}),),
 )
 
 ARCHITECTURES: Mapping[str, Arch] = {
@@ -475,75 +534,3 @@ REFUSED_NAMES: Mapping[str, str] = {
     "self_attn.bias_k": _SINKS,
     "albert_layers.1.": "groups of several different shared layers, of which no public model exists",
 }
-
-
-def known_model_types() -> list[str]:
-    return sorted({model_type for arch in ARCHITECTURES.values() for model_type in arch.model_types})
-
-
-def declared_for_gguf(architecture: str) -> Arch | None:
-    """The declaration behind the name that a GGUF file gives its architecture, in the form GGUF stores it."""
-    found = [arch for arch in ARCHITECTURES.values() if architecture in arch.gguf]
-    return gguf_form(found[0]) if found else None
-
-
-def declared_for(model_type: str) -> list[Arch]:
-    """The declarations of a model type, one per stack; empty when it is unknown."""
-    return [arch for arch in ARCHITECTURES.values() if model_type in arch.model_types]
-
-
-def candidates_by_name(names: Collection[str]) -> list[list[Arch]]:
-    """Families that fit a bare set of names, each with all its stacks; several entries mean a tie to be refused.
-
-    Of the families that resolve, those that explain the most tensors remain: Gemma 2's names contain LLaMA's, and
-    LLaMA would leave two norms unexplained. Families that differ in nothing the weights can feel count as one.
-    """
-    fits: dict[tuple[object, ...], list[Arch]] = {}
-    explained: dict[tuple[object, ...], int] = {}
-    for arch in ARCHITECTURES.values():
-        count = _tensors_explained(arch, names)
-        if count:
-            paths = replace(arch.paths, block="")
-            facts = (paths, arch.norm, arch.residual, arch.fused, arch.stored, arch.n_kv, arch.residual_gain)
-            same_stack = [other for other in fits.get(facts, ()) if other.stack == arch.stack]
-            if not same_stack:
-                fits.setdefault(facts, []).append(arch)
-                explained[facts] = explained.get(facts, 0) + count
-    most = max(explained.values(), default=0)
-    return [archs for facts, archs in fits.items() if explained[facts] == most]
-
-
-def _tensors_explained(arch: Arch, names: Collection[str]) -> int:
-    if arch.name == "torch_attention" or arch.is_hybrid:
-        return 0  # their names are contained in those of others; they need a live model or a config
-    stacks = resolve(replace(arch, is_hybrid=True), names)
-    blocks = [block for stack in stacks for block in stack.blocks]
-    found = {role for block in blocks for role in block.norms}
-    if not {role for role in NORM_ROLES if getattr(arch.paths, role)} <= found:
-        return 0
-    if arch.norm != "layer" and any(norm.bias for block in blocks for norm in block.norms.values()):
-        return 0  # RMS norms have no bias
-    if arch.paths.attn_gain and not any(block.gain for block in blocks) and arch.name != "timm_vit":
-        return 0
-    return sum(1 for block in blocks for _ in block)
-
-
-def gguf_form(arch: Arch) -> Arch:
-    """The same family as GGUF files store it: one set of names, fused weights stacked, offsets of norms added."""
-    is_post = arch.residual == "post"
-    return replace(
-        arch,
-        fused="stacked",
-        stored="out_in",
-        norm="rms" if arch.norm == "rms+1" else arch.norm,
-        paths=Paths(
-            block="blk.{i}",
-            v="attn_v",
-            qkv="attn_qkv",
-            o="attn_output",
-            attn_norm="attn_output_norm" if is_post else "attn_norm_2|attn_norm",
-            attn_branch_norm="post_attention_norm" if arch.paths.attn_branch_norm else "",
-            ffn_norm="layer_output_norm" if is_post else ("ffn_norm" if arch.paths.ffn_norm else ""),
-            ffn_branch_norm="post_ffw_norm" if arch.paths.ffn_branch_norm else "",
-        ),
-    )

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from oversmooth.errors import BrokenFile, MissingDependency, RemoteUnavailable
 
@@ -39,6 +39,7 @@ class RangedFile:
         return data
 
 
+@runtime_checkable
 class Folder(Protocol):
     """A place that holds the files of one model."""
 

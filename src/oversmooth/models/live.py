@@ -73,8 +73,8 @@ def example_inputs(model: nn.Module, config: Mapping[str, Any], generator: torch
 
     model_type = config["model_type"]
     if model_type == "timm_vit":
-        height, width = model.patch_embed.img_size  # type: ignore[union-attr]
-        return {"": floats(1, model.patch_embed.proj.in_channels, height, width)}  # type: ignore[union-attr,arg-type]
+        patches: Any = model.patch_embed
+        return {"": floats(1, patches.proj.in_channels, *patches.img_size)}
     if model_type in ("torch_encoder", "torch_attention"):
         attention = next(part for part in model.modules() if isinstance(part, nn.MultiheadAttention))
         shape = (1, EXAMPLE_TOKENS) if attention.batch_first else (EXAMPLE_TOKENS, 1)

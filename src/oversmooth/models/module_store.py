@@ -49,7 +49,7 @@ def _tensors(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
             continue
         attributes = [name for name, value in owner.named_parameters(recurse=False) if value is not None]
         if parametrize.is_parametrized(owner):
-            attributes += list(owner.parametrizations)  # type: ignore[arg-type]
+            attributes += list(owner.parametrizations)
         for attribute in attributes:
             found[f"{path}.{attribute}" if path else attribute] = (owner, attribute)
     return found
@@ -59,7 +59,7 @@ def describe(module: nn.Module) -> dict[str, Any]:
     """What kind of model it is, as a config: from transformers' own config, or from the classes of timm and torch."""
     for part in module.modules():
         config = getattr(part, "config", None)
-        if getattr(config, "model_type", None) and hasattr(config, "to_dict"):
+        if config is not None and getattr(config, "model_type", None) and hasattr(config, "to_dict"):
             return dict(config.to_dict())
         if type(part).__module__.startswith("timm.models"):
             return _describe_timm(part)
@@ -70,10 +70,16 @@ def describe(module: nn.Module) -> dict[str, Any]:
             "model_type": "torch_encoder",
             "num_attention_heads": first.self_attn.num_heads,
             "norm_first": first.norm_first,
+            "batch_first": first.self_attn.batch_first,
         }
     attention = attention_modules(module)
     if attention:
-        return {"model_type": "torch_attention", "num_attention_heads": attention[0].num_heads}
+        first_attention = attention[0]
+        return {
+            "model_type": "torch_attention",
+            "num_attention_heads": first_attention.num_heads,
+            "batch_first": first_attention.batch_first,
+        }
     raise UnidentifiedWeights(f"The module {type(module).__name__}", (), [n for n, _ in module.named_parameters()][:3])
 
 

@@ -27,16 +27,10 @@ from oversmooth.errors import (
     UnknownArchitecture,
 )
 from oversmooth.models.architecture import Arch, AttentionWeights, Sizes, StackNames, assemble, resolve, sizes_of
-from oversmooth.models.families import (
-    REFUSED,
-    REFUSED_NAMES,
-    candidates_by_name,
-    declared_for,
-    declared_for_gguf,
-    known_model_types,
-)
+from oversmooth.models.families import REFUSED, REFUSED_NAMES
 from oversmooth.models.files import Folder, LocalFolder, RemoteFolder, cached_hub_folder, hub_folder, read_small
 from oversmooth.models.gguf_store import GGUFStore
+from oversmooth.models.identify import candidates_by_name, declared_for, declared_for_gguf, known_model_types
 from oversmooth.models.module_store import ModuleStore
 from oversmooth.models.pickle_store import PickleStore
 from oversmooth.models.safetensors_store import SafetensorsStore, read_weight_map
@@ -144,9 +138,8 @@ def _declarations(source: Source) -> Iterator[tuple[Arch, Mapping[str, Any], str
     else:
         fits = candidates_by_name(source.store.names)
         if len(fits) != 1:
-            example = sorted(source.store.names)[:3]
-            raise UnidentifiedWeights(source.target, [archs[0].model_types[0] for archs in fits], example)
-        for arch in fits[0]:
+            raise UnidentifiedWeights(source.target, list(fits), sorted(source.store.names)[:3])
+        for arch in next(iter(fits.values())):
             yield arch, config, ""
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Collection
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -10,10 +10,13 @@ from torch import Tensor
 from oversmooth.results import FileFacts
 
 
+@runtime_checkable
 class TensorStore(Protocol):
     """A checkpoint opened without reading its tensors."""
 
-    names: Collection[str]
+    @property
+    def names(self) -> Collection[str]:
+        """The names of its tensors."""
 
     def read(self, name: str) -> Tensor:
         """The tensor, on the CPU unless it belongs to a live module, in the dtype in which it is stored."""
@@ -36,7 +39,7 @@ class ReadLog:
         dtype = str(tensor.dtype).removeprefix("torch.")
         self._hash.update(f"{name} {dtype} {tuple(tensor.shape)}\n".encode())
         plain = tensor.detach().cpu().contiguous().reshape(-1)
-        self._hash.update(memoryview(plain.view(torch.uint8).numpy()))
+        self._hash.update(plain.view(torch.uint8).numpy().data)
         self.bytes_read += plain.nbytes
         self.dtypes.add(dtype)
         return tensor.detach()

@@ -1,0 +1,394 @@
+"""Hidden states -> numbers: every measure of oversmoothing, defined once, one value per sequence.
+
+A metric is called with hidden states and a mask, `cosine(h, keep)`. `X` is the matrix of the n kept tokens of one
+sequence, a row each; what `h` holds at dropped positions (padding, prefix tokens) never matters, not even NaN. Sums are
+taken in float32, or in float64 if `h` is float64; no gradient is kept.
+
+    HC(X) = X - 1 m^T and LC(X) = 1 m^T, with m the mean of the rows; HFC and LFC are their Frobenius norms.
+
+**When there is no value.** A sequence with fewer than two kept tokens is the caller's to leave out (`measurable`);
+given to a metric it raises. Every other sequence is answered for in `MetricValues`: where `defined` is True the value
+is finite; where it is False there is none, because the formula has none (`Metric.missing_when`) or the token norms are
+not finite, and `values` holds a meaningless 0. NaN never leaves this module.
+
+**What it costs.** `evaluate` computes the metrics of one place from one `Moments`, whose parts are computed when first
+asked for and shared. The default metrics write two temporaries of the size of `h`. No step uses a float32 matrix
+product, because autocast or TF32 would silently shorten its digits.
+
+Longer than 300 lines because every metric carries its own definition.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import isqrt, pi
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from oversmooth.errors import OutOfRange, UnknownName
+
+DEFAULT_METRICS = ("cosine", "hfc_lfc", "dirichlet", "token_norm")
+
+
+def measurable(keep: Bool[Tensor, "batch token"]) -> Bool[Tensor, "batch"]:
+    """Which sequences keep at least two tokens, so that there is something to compare."""
+    return keep.sum(-1) >= 2
+
+
+# --- what the metrics share -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Kept tokens of a batch and the sums over them that metrics share; each is computed once, when first asked for."""
+
+    h: Float[Tensor, "batch token d_model"]
+    keep: Bool[Tensor, "batch token"]
+    x: Float[Tensor, "batch span d_model"]
+    """Kept tokens in float32 or float64, zeros at dropped positions; columns that no sequence keeps are cut off."""
+    mask: Float[Tensor, "batch span"]
+    """1 where `x` holds a kept token, otherwise 0."""
+    n: Int[Tensor, "batch"]
+    """Number of kept tokens."""
+
+    @classmethod
+    def of(cls, h: Float[Tensor, "batch token d_model"], keep: Bool[Tensor, "batch token"]) -> "Moments":
+        """Check the mask and take the kept tokens; no copy when `h` is float32 and all sequences keep the same span."""
+        if keep.shape != h.shape[:2]:
+            raise OutOfRange("the shape of keep", tuple(keep.shape), f"(batch, token) of h, here {tuple(h.shape[:2])}")
+        n = keep.sum(-1)
+        if (n < 2).any():
+            first = int((n < 2).nonzero()[0])
+            expected = "at least 2 (leave such sequences out with `measurable(keep)`)"
+            raise OutOfRange(f"the number of kept tokens of sequence {first}", int(n[first]), expected)
+        columns = keep.any(0).nonzero()
+        span = slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(None)
+        dropped = ~keep[:, span]
+        x = h[:, span].to(torch.float64 if h.dtype == torch.float64 else torch.float32)
+        if dropped.any():
+            x = x.clone(memory_format=torch.contiguous_format)
+            # Overwritten, not multiplied (0 * NaN is NaN), and by row number: four times faster than `x[dropped] = 0`.
+            x.flatten(0, 1).index_fill_(0, dropped.flatten().nonzero()[:, 0], 0)
+        return cls(h, keep, x, (~dropped).to(x.dtype), n)
+
+    @cached_property
+    def norms(self) -> Float[Tensor, "batch span"]:
+        """Euclidean norm of each token."""
+        return torch.linalg.vector_norm(self.x, dim=-1)
+
+    @cached_property
+    def is_finite(self) -> Bool[Tensor, "batch"]:
+        """Whether all token norms of a sequence are finite numbers."""
+        return self.norms.sum(1).isfinite()
+
+    @cached_property
+    def inverse_norms(self) -> Float[Tensor, "batch span"]:
+        """1/|x_i|, and 0 for a zero token."""
+        return torch.where(self.norms == 0, 0.0, 1 / self.norms)
+
+    @cached_property
+    def mean(self) -> Float[Tensor, "batch d_model"]:
+        """Mean m of the kept tokens."""
+        return self.x.sum(1) / self.n[:, None]
+
+    @cached_property
+    def centred(self) -> Float[Tensor, "batch span d_model"]:
+        """HC(X): each kept token minus the mean; zeros at dropped positions."""
+        return torch.addcmul(self.x, self.mask[..., None], self.mean[:, None], value=-1)
+
+    @cached_property
+    def hfc_squared(self) -> Float[Tensor, "batch"]:
+        """HFC^2, accurate however equal the tokens are.
+
+        sum |x_i|^2 - n |m|^2 is all rounding error once tokens are nearly equal, and even sum |x_i - m|^2 has a floor:
+        if rounding moved m by e, it is larger by n |e|^2. But e is minus the mean of the centred tokens, which are
+        small and nearly exact, so the floor is computed and taken off.
+        """
+        floor = self.centred.sum(1).square().sum(-1) / self.n
+        return (torch.linalg.vector_norm(self.centred, dim=-1).square().sum(1) - floor).clamp(min=0)
+
+    @cached_property
+    def lfc_squared(self) -> Float[Tensor, "batch"]:
+        """LFC^2 = n |m|^2, and NaN where it is only the rounding error of a mean that is zero (LFC <= 4 eps HFC)."""
+        lfc_squared = self.n * self.mean.square().sum(-1)
+        is_rounding = lfc_squared <= (4 * torch.finfo(self.x.dtype).eps) ** 2 * self.hfc_squared
+        return lfc_squared.masked_fill(is_rounding, torch.nan)
+
+    @cached_property
+    def singular_values(self) -> Float[Tensor, "batch rank"]:
+        """Singular values of X, and zeros, from the eigenvalues of the smaller of X X^T and X^T X in float64.
+
+        Squaring loses half of the 16 digits: singular values below about 1e-8 of the largest are noise. Hidden states
+        in float32 have no more digits than that.
+        """
+        x = self.x.double()
+        gram = x @ x.mT if x.shape[1] <= x.shape[2] else x.mT @ x
+        # One NaN would make eigvalsh refuse the whole batch; `is_finite` marks that sequence as having no value.
+        return torch.linalg.eigvalsh(gram.masked_fill(~self.is_finite[:, None, None], 0)).clamp(min=0).sqrt()
+
+
+# --- what a metric is -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class MetricValues:
+    """One metric on a batch: `values[i]` is a finite number where `defined[i]`, and a meaningless 0 where not."""
+
+    values: Float[Tensor, "batch"]
+    defined: Bool[Tensor, "batch"]
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """One measure of oversmoothing; call it with `(h, keep)`, or let `evaluate` share work between several."""
+
+    name: str
+    function: Callable[[Moments], Tensor]
+    """One raw number per sequence, not finite where the formula has no value."""
+    definition: str
+    """The formula in one line, for reports."""
+    smoothed: float | None = None
+    """Value when all tokens are the same nonzero vector; None when that depends on the vector or on the sizes."""
+    missing_when: str = ""
+    """When a sequence of finite tokens has no value, for reports; empty when it always has one."""
+    images_only: bool = False
+    """Whether the kept tokens have to be a square grid of image patches, row by row."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", self.function.__doc__)
+
+    def __call__(self, h: Float[Tensor, "batch token d_model"], keep: Bool[Tensor, "batch token"]) -> MetricValues:
+        return evaluate((self,), h, keep)[self.name]
+
+    def on(self, moments: Moments) -> MetricValues:
+        """The values of this metric, from sums that other metrics may have asked for already."""
+        raw = self.function(moments)
+        defined = raw.isfinite() & moments.is_finite
+        return MetricValues(raw.to(moments.x.dtype).masked_fill(~defined, 0), defined)
+
+
+METRICS: dict[str, Metric] = {}
+
+
+def _metric(
+    definition: str, smoothed: float | None = None, missing_when: str = "", images_only: bool = False
+) -> Callable[[Callable[[Moments], Tensor]], Metric]:
+    """Enter a function into the table under its own name; the name then stands for the `Metric`."""
+
+    def enter(function: Callable[[Moments], Tensor]) -> Metric:
+        name = function.__name__
+        METRICS[name] = Metric(name, function, definition, smoothed, missing_when, images_only)
+        return METRICS[name]
+
+    return enter
+
+
+# --- the metrics ----------------------------------------------------------------------------------------------------
+
+_NO_PAIR = "fewer than two tokens are nonzero"
+_NO_TOKEN = "every token is zero"
+
+
+@_metric("mean over i != j of x_i . x_j / (|x_i| |x_j|)", smoothed=1.0, missing_when=_NO_PAIR)
+def cosine(moments: Moments) -> Float[Tensor, "batch"]:
+    """Mean cosine over pairs of distinct tokens, (|sum x_i/|x_i||^2 - n) / (n(n-1)); 1 means that all are parallel.
+
+    Signed, at least -1/(n-1). Invariant to scaling each token by a positive factor, to rotating d_model and to token
+    order. A pair with a zero token counts as cosine 0; without two nonzero tokens there is no angle and no value.
+    """
+    nonzero = (moments.norms > 0).sum(1)
+    directions = (moments.x * moments.inverse_norms[..., None]).sum(1)
+    mean = (directions.square().sum(-1) - nonzero) / (moments.n * (moments.n - 1))
+    return mean.clamp(-1, 1).masked_fill(nonzero < 2, torch.nan)
+
+
+@_metric("mean over all i, j of |x_i . x_j| / (|x_i| |x_j|)", smoothed=1.0, missing_when=_NO_PAIR)
+def cosine_abs(moments: Moments) -> Float[Tensor, "batch"]:
+    """Mean absolute cosine over all n^2 pairs, i = j included; 1 means that all tokens are parallel up to sign.
+
+    The variant of Wang et al. 2022: orthogonal tokens give 1/n, not 0. Invariant to scaling each token, to rotating
+    d_model and to token order. Takes n^2 numbers in float64. Zero tokens are treated as in `cosine`.
+    """
+    directions = moments.x.double() * moments.inverse_norms[..., None].double()
+    mean = (directions @ directions.mT).abs().sum((1, 2)) / moments.n.square()
+    return mean.clamp(max=1).masked_fill((moments.norms > 0).sum(1) < 2, torch.nan)
+
+
+@_metric("norm_F(HC(X)) / norm_F(LC(X))", smoothed=0.0, missing_when="the mean of the tokens is zero")
+def hfc_lfc(moments: Moments) -> Float[Tensor, "batch"]:
+    """Size of what differs between tokens over size of what they share, HFC / LFC; 0 means that all tokens are equal.
+
+    Invariant to one common scale, to rotating d_model and to token order. Has no value when the mean of the tokens is
+    zero to working precision: the ratio would be infinite, or made of rounding error.
+    """
+    return (moments.hfc_squared / moments.lfc_squared).sqrt()
+
+
+@_metric("log(norm_F(HC(X)) / norm_F(LC(X)))", missing_when="all tokens are equal, or their mean is zero")
+def log_hfc_lfc(moments: Moments) -> Float[Tensor, "batch"]:
+    """Natural logarithm of `hfc_lfc`, log HFC - log LFC; a fall means smoothing, and falls add up over sub-blocks.
+
+    Invariant like `hfc_lfc`. Has no value where that has none, nor where all tokens are equal (log 0).
+    """
+    return (moments.hfc_squared.log() - moments.lfc_squared.log()) / 2
+
+
+@_metric("(1/n) sum over i, j of |x_i - x_j|^2 = 2 norm_F(HC(X))^2", smoothed=0.0)
+def dirichlet(moments: Moments) -> Float[Tensor, "batch"]:
+    """Dirichlet energy on the complete graph, (1/n) sum_ij |x_i - x_j|^2 = 2 HFC^2; 0 means that all tokens are equal.
+
+    Invariant to rotating d_model, to adding one vector to all tokens and to token order, but grows with the square of
+    a common scale: compare it over depth only beside `token_norm`. Always has a value.
+    """
+    return 2 * moments.hfc_squared
+
+
+@_metric("norm_1inf(X - 1 m^T) / norm_1inf(X), norm_1inf = sqrt(norm_1 norm_inf)", smoothed=0.0, missing_when=_NO_TOKEN)
+def residual(moments: Moments) -> Float[Tensor, "batch"]:
+    """Size of X - 1 m^T over size of X in the norm sqrt(norm_1 norm_inf); 0 means that all tokens are equal.
+
+    The residual of Dong et al. 2021 with m the token mean; norm_1 is the largest column sum of absolute values and
+    norm_inf the largest row sum. Invariant to one common scale and to the order of tokens and of channels, but not to
+    rotating d_model. Has no value when every token is zero.
+    """
+    return _norm_1inf(moments.centred) / _norm_1inf(moments.x)
+
+
+def _norm_1inf(x: Float[Tensor, "batch span d_model"]) -> Float[Tensor, "batch"]:
+    return (x.abs().sum(1).amax(1) * x.abs().sum(2).amax(1)).sqrt()
+
+
+@_metric("exp(-sum p_k log p_k), p = singular values / their sum", smoothed=1.0, missing_when=_NO_TOKEN)
+def effective_rank(moments: Moments) -> Float[Tensor, "batch"]:
+    """exp of the entropy of (singular values / their sum), 0 log 0 = 0; 1 means that all tokens are parallel.
+
+    After Roy & Vetterli 2007; at most min(n, d_model). Invariant to one common scale, to rotating d_model and to token
+    order. The singular values come from a Gram matrix, so that equal tokens give 1 to about five digits. Has no value
+    when every token is zero.
+    """
+    s = moments.singular_values
+    return torch.special.entr(s / s.sum(1, keepdim=True)).sum(1).exp()
+
+
+@_metric("effective_rank / min(n, d_model)", missing_when=_NO_TOKEN)
+def effective_rank_share(moments: Moments) -> Float[Tensor, "batch"]:
+    """`effective_rank` over the largest rank possible, min(n, d_model); 1 means that tokens fill the space evenly.
+
+    Comparable between sequences of different length. Invariant and missing like `effective_rank`.
+    """
+    return effective_rank.function(moments) / moments.n.clamp(max=moments.x.shape[2])
+
+
+@_metric("norm_F(X)^2 / norm_2(X)^2", smoothed=1.0, missing_when=_NO_TOKEN)
+def stable_rank(moments: Moments) -> Float[Tensor, "batch"]:
+    """Sum of the squared singular values over the largest, norm_F^2 / norm_2^2; 1 means that all tokens are parallel.
+
+    Invariant to one common scale, to rotating d_model and to token order. One massive token brings it close to 1
+    without any smoothing. Has no value when every token is zero.
+    """
+    squares = moments.singular_values.square()
+    return squares.sum(1) / squares.amax(1)
+
+
+@_metric("mean over i of |x_i|")
+def token_norm(moments: Moments) -> Float[Tensor, "batch"]:
+    """Mean Euclidean norm of the tokens, (1/n) sum |x_i|; it says on what scale the features live, not how smooth.
+
+    Invariant to rotating d_model and to token order; proportional to a common scale. Always has a value.
+    """
+    return moments.norms.sum(1) / moments.n
+
+
+@_metric("standard deviation over i of |x_i|", smoothed=0.0)
+def token_norm_spread(moments: Moments) -> Float[Tensor, "batch"]:
+    """Standard deviation (dividing by n) of the norms |x_i|; large beside `token_norm` means a few massive tokens.
+
+    Such tokens carry the mean and with it LFC. Invariant like `token_norm`. Always has a value.
+    """
+    deviations = (moments.norms - token_norm.function(moments)[:, None]) * moments.mask
+    return (deviations.square().sum(1) / moments.n).sqrt()
+
+
+@_metric("mean over channels of log(|F(pi, pi)| + 1e-6) - log(|F(0, 0)| + 1e-6)", images_only=True)
+def high_frequency(moments: Moments) -> Float[Tensor, "batch"]:
+    """Channel mean of log(|F(k, k)| + 1e-6) - log(|F(0, 0)| + 1e-6) at the highest frequency k; lower means smoother.
+
+    The relative log amplitude of Park & Kim 2022. F is the unnormalised 2-D Fourier transform of one channel on the
+    s x s grid that the kept tokens fill row by row, F(k, k) = sum over r, c of x[r, c] exp(-2 pi i k (r + c) / s);
+    k = floor(s/2) is the corner (pi, pi) for even s and the frequency next to it for odd s. (Plots made with the
+    paper's code end at s/2 - 1 for even s.) Invariant to transposing the grid and, while amplitudes are far above 1e-6,
+    to one common scale. Raises when the kept tokens of a sequence are not a square number: drop the prefix tokens.
+    """
+    sides = torch.tensor([_side(n) for n in moments.n.tolist()], dtype=torch.long, device=moments.x.device)[:, None]
+    place = moments.mask.long().cumsum(1) - 1
+    turns = (sides // 2) * (place // sides + place % sides) % sides
+    phase = (2 * pi * turns.double() / sides).to(moments.x.dtype)[..., None]
+    highest = torch.hypot((moments.x * phase.cos()).sum(1), (moments.x * phase.sin()).sum(1))
+    return ((highest + 1e-6).log() - (moments.x.sum(1).abs() + 1e-6).log()).mean(1)
+
+
+def _side(n: int) -> int:
+    if isqrt(n) ** 2 != n:
+        expected = "a square number for high_frequency (the patches of a square image, prefix tokens dropped)"
+        raise OutOfRange("the number of kept tokens", n, expected)
+    return isqrt(n)
+
+
+# --- choosing and evaluating ----------------------------------------------------------------------------------------
+
+OwnFunction = Callable[[Tensor, Tensor], Tensor]
+"""A metric of the user's own: `f(h, keep)` returns one number per sequence, shape (batch,)."""
+Choice = str | Metric | OwnFunction
+
+
+def lookup(choices: Choice | Iterable[Choice]) -> tuple[Metric, ...]:
+    """The metrics asked for by name or given as functions, in that order; a function goes by its `__name__`.
+
+    Raises when a name is unknown, comes twice, or is a built-in name given to a function of the user's own.
+    """
+    if isinstance(choices, str) or callable(choices):
+        choices = (choices,)
+    metrics = tuple(_find(choice) for choice in choices)
+    names = [metric.name for metric in metrics]
+    if len(set(names)) < len(names):
+        raise OutOfRange("the names of the metrics", names, "all different")
+    return metrics
+
+
+def _find(choice: Choice) -> Metric:
+    if isinstance(choice, Metric):
+        return choice
+    if not isinstance(choice, str):
+        return _own(choice)
+    if choice not in METRICS:
+        raise UnknownName("metric", choice, tuple(METRICS))
+    return METRICS[choice]
+
+
+def _own(function: OwnFunction) -> Metric:
+    name = getattr(function, "__name__", type(function).__name__)
+    if name in METRICS:
+        raise OutOfRange("the name of a metric of your own", name, "none of the built-in names (rename the function)")
+
+    def own(moments: Moments) -> Tensor:
+        found = function(moments.h, moments.keep)
+        shape, expected = tuple(getattr(found, "shape", ())), (len(moments.n),)
+        if shape != expected:
+            raise OutOfRange(f"what your metric {name} returns", shape, f"a tensor of shape (batch,), here {expected}")
+        return found
+
+    return Metric(name, own, f"{name}(h, keep), defined by the user")
+
+
+@torch.no_grad()
+def evaluate(
+    choices: Choice | Iterable[Choice], h: Float[Tensor, "batch token d_model"], keep: Bool[Tensor, "batch token"]
+) -> dict[str, MetricValues]:
+    """Several metrics of the same hidden states by name, one value per sequence; sums are shared between metrics.
+
+    Raises `OutOfRange` when a sequence keeps fewer than two tokens or a metric cannot take the kept tokens.
+    """
+    moments = Moments.of(h, keep)
+    return {metric.name: metric.on(moments) for metric in lookup(choices)}
