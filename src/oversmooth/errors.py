@@ -160,3 +160,27 @@ class NotLive(OversmoothError):
 class UnknownName(OversmoothError):
     def __init__(self, kind: str, name: str, known: Sequence[str]):
         super().__init__(f"Unknown {kind} {name!r}.{_close_to(name, known)} Known: {', '.join(known)}.")
+
+
+# --- running the model ----------------------------------------------------------------------------------------------
+
+
+class NoData(OversmoothError):
+    def __init__(self, description: str, skipped: int):
+        why = f"{skipped} sequences were skipped because fewer than two tokens remained" if skipped else "it is empty"
+        super().__init__(
+            f"There is nothing to measure in {description}: {why}.\n"
+            "Smoothing compares tokens of one sequence: give texts of at least two tokens, or images."
+        )
+
+
+class UnreadableData(OversmoothError):
+    def __init__(self, data: str, expected: str, found: str):
+        super().__init__(f"The data {data!r} cannot be used: expected {expected}, found {found}.")
+
+
+class WrongBatch(OversmoothError):
+    """Model and data do not fit each other."""
+
+    def __init__(self, expected: str, found: str, advice: str):
+        super().__init__(f"The data do not fit the model: expected {expected}, found {found}.\n{advice}")

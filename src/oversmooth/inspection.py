@@ -1,7 +1,6 @@
 """`inspect`: weights only, one block in memory at a time -> spectra, norm signs and the tendency of every layer."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +10,15 @@ from oversmooth.models.architecture import AttentionWeights, Norm
 from oversmooth.models.source import Stack, Target, open_source
 from oversmooth.models.store import ReadLog
 from oversmooth.provenance import provenance_of
-from oversmooth.results import Inspection, LayerInspection, Missing, NormFacts, StackFacts
+from oversmooth.results import (
+    Inspection,
+    LayerInspection,
+    Missing,
+    NormFacts,
+    Progress,
+    StackFacts,
+    no_progress,
+)
 from oversmooth.spectra import (
     DENSE_UP_TO,
     bias_norm,
@@ -21,9 +28,6 @@ from oversmooth.spectra import (
     spectrum,
     value_norm_and_asymmetry,
 )
-
-Progress = Callable[[int, int], None]
-"""Called with (blocks done, blocks in all)."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -37,7 +41,7 @@ def inspect(
     model_type: str | None = None,
     n_heads: int | None = None,
     n_kv: int | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Inspection:
     """Eigenvalues of the value map of every layer and head, plain and with the norms folded in, from weights alone.
 

@@ -16,6 +16,7 @@ class ModuleStore:
     """Tensors of a live module. Parametrized tensors appear under their own names, as the values they now have."""
 
     def __init__(self, module: nn.Module):
+        self._module = module
         self._where = _tensors(module)
         self.config = describe(module)
         if self.config["model_type"] == "torch_attention":
@@ -32,6 +33,10 @@ class ModuleStore:
         if not tensor.is_floating_point():
             raise PackedWeights("the module", f"{name!r} has dtype {tensor.dtype}")
         return tensor.detach()
+
+    def module(self, path: str) -> nn.Module:
+        """The submodule at a path."""
+        return self._module.get_submodule(path)
 
     def owner(self, name: str) -> nn.Module:
         """The module that holds a tensor and is called with it."""

@@ -63,6 +63,8 @@ class Stack:
     branch_gain: float
     passes: tuple[tuple[int, ...], ...]
     """For each block, the depths at which it runs."""
+    prefix_tokens: int = 0
+    """Tokens in front that are not part of the sequence (CLS, registers)."""
 
     def weights(self, position: int, read: Callable[[str], Tensor]) -> AttentionWeights:
         """Canonical weights of the block at `position` (not its index, in hybrids), read now."""
@@ -94,7 +96,7 @@ class Source:
             prefixes = resolve(settled, self.store.names)
             hinted = [names for names in prefixes if hint and hint in names.prefix]
             for names in hinted or prefixes:
-                label = arch.stack or (names.prefix.rstrip(".") if len(hinted or prefixes) > 1 else "")
+                label = arch.stack or hint or (names.prefix.rstrip(".") if len(prefixes) > 1 else "")
                 if names.blocks[0].path not in found:
                     found[names.blocks[0].path] = _stack(self, label, settled, config, names)
         if not found:
@@ -167,7 +169,16 @@ def _stack(source: Source, label: str, arch: Arch, config: Mapping[str, Any], na
     elif source.module is None and sizes.n_layers not in (None, names.blocks_in_model):
         raise ConfigMismatch("the number of layers", sizes.n_layers, names.blocks_in_model, source.target)
     gain = config.get(arch.residual_gain, 1.0) if arch.residual_gain else 1.0
-    return Stack(label=label, arch=arch, sizes=sizes, names=names, branch_gain=float(gain), passes=tuple(passes))
+    more_prefix = config.get(arch.prefix_tokens_key, 0) if arch.prefix_tokens_key else 0
+    return Stack(
+        label=label,
+        arch=arch,
+        sizes=sizes,
+        names=names,
+        branch_gain=float(gain),
+        passes=tuple(passes),
+        prefix_tokens=arch.prefix_tokens + int(more_prefix or 0),
+    )
 
 
 # --- opening --------------------------------------------------------------------------------------------------------

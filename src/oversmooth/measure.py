@@ -1,0 +1,298 @@
+"""`measure`: run a live model on batches and stream the metrics of every place; who smooths, and by how much.
+
+Metrics are computed inside the hooks and only per-sequence numbers survive a batch, so the cost in memory is that of
+the forward pass. Attribution uses, per sequence, `log(HFC/LFC)` at the places of the residual stream: differences
+between neighbours are exactly what each sub-block did, and they add up to the change from embedding to output.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from oversmooth.batches import Batch, keep_mask, prepare
+from oversmooth.errors import NoData, OutOfRange, UnknownName
+from oversmooth.metrics import DEFAULT_METRICS, Choice, Metric, Moments, log_hfc_lfc, lookup, measurable
+from oversmooth.models.live import run
+from oversmooth.models.module_store import ModuleStore
+from oversmooth.models.places import BRANCHES, NORMS, PLACES, STREAM, Place, observed, on_stream
+from oversmooth.models.source import Stack, open_source
+from oversmooth.models.store import ReadLog
+from oversmooth.provenance import provenance_of
+from oversmooth.results import Attribution, DataFacts, Measurement, Missing, Part, PlaceValue, Progress, no_progress
+
+AT = {"stream": (*STREAM, *NORMS), "norms": NORMS, "branches": BRANCHES, "all": PLACES}
+"""Groups of places by name. Norms that are not on the stream are left out of `stream`."""
+PART_OF = {
+    "attn_sum": "attention",
+    "cross_sum": "cross-attention",
+    "ffn_sum": "feed-forward",
+    "other_sum": "other",
+    **dict.fromkeys((*NORMS, "final_norm"), "norm"),
+}
+
+
+def measure(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    metrics: Choice | Iterable[Choice] = DEFAULT_METRICS,
+    at: str | Sequence[str] = "stream",
+    prefix_tokens: str = "keep",
+    max_samples: int | None = None,
+    description: str = "batches given by the caller",
+    seed: int | None = None,
+    progress: Progress = no_progress,
+) -> Measurement:
+    """Metrics of every layer and sub-block of a live model, averaged over sequences, and who changed them.
+
+    A batch is what the model's `forward` takes: a dict of tensors (or a tokenizer's output), or one tensor. `at` is
+    `stream` (default), `norms`, `branches`, `all`, or names of places. `prefix_tokens` is `keep` or `drop`. Ctrl-C
+    returns what was measured so far, marked partial. The model's mode, hooks and device stay as they are.
+    """
+    if prefix_tokens not in ("keep", "drop"):
+        raise OutOfRange("prefix_tokens", prefix_tokens, "keep or drop")
+    source = open_source(model)
+    assert isinstance(source.store, ModuleStore)
+    stacks = source.stacks()
+    run_ = _Run(
+        model=model,
+        chosen=lookup(metrics),
+        stacks={stack.label: stack for stack in stacks},
+        names=_places(at),
+        adds_stream_norms=at == "stream",
+        drop_prefix=prefix_tokens == "drop",
+    )
+    is_partial = False
+    limit = math.inf if max_samples is None else max_samples
+    with _quiet_eval(model), observed(stacks, source.store, run_.observe, run_.wants) as restart:
+        try:
+            for batch in batches:
+                if run_.seen >= limit:
+                    break
+                inputs = prepare(model, source.config, batch, limit - run_.seen)
+                run_.begin(inputs)
+                restart()
+                run(model, inputs)
+                run_.finish()
+                progress(run_.seen, max_samples or 0)
+        except KeyboardInterrupt:
+            is_partial = True
+    if not run_.seen:
+        raise NoData(description, run_.skipped)
+    log = ReadLog(source.store)
+    for stack in stacks:
+        for name in stack.names.blocks[0]:
+            log.read(name)  # enough to tell models apart; hashing every weight would cost more than measuring
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return Measurement(
+        provenance=provenance_of(source, stacks, log, compute_dtype=f"model {dtype}, metrics float32", seed=seed),
+        data=DataFacts(
+            description=description,
+            sha256=run_.hash.hexdigest(),
+            sequences=run_.seen,
+            tokens=run_.tokens,
+            skipped=run_.skipped,
+        ),
+        prefix_tokens=_prefix_word(stacks, prefix_tokens),
+        is_partial=is_partial,
+        values=run_.values(),
+        attributions=run_.attributions(),
+        definitions=tuple((metric.name, metric.definition) for metric in run_.chosen),
+        problems=tuple(run_.problems.values()),
+    )
+
+
+def _places(at: str | Sequence[str]) -> frozenset[str]:
+    if isinstance(at, str) and at in AT:
+        return frozenset(AT[at])
+    names = (at,) if isinstance(at, str) else tuple(at)
+    for name in names:
+        if name not in PLACES:
+            raise UnknownName("place", name, (*AT, *PLACES))
+    return frozenset(names)
+
+
+def _prefix_word(stacks: Sequence[Stack], choice: str) -> str:
+    has_prefix = any(stack.prefix_tokens for stack in stacks)
+    return {"keep": "kept", "drop": "dropped"}[choice] if has_prefix else "none"
+
+
+@contextmanager
+def _quiet_eval(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients, and the mode of every module back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+# --- streaming ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Running:
+    """Mean and standard error of a stream of numbers (Welford, by batches), in float64."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, numbers: Float[Tensor, "batch"]) -> None:
+        if not len(numbers):
+            return
+        numbers = numbers.double()
+        count, mean = len(numbers), numbers.mean().item()
+        total = self.count + count
+        step = mean - self.mean
+        self.squares += (numbers - mean).square().sum().item() + step**2 * self.count * count / total
+        self.mean += step * count / total
+        self.count = total
+
+    @property
+    def standard_error(self) -> float | None:
+        return math.sqrt(self.squares / (self.count - 1) / self.count) if self.count > 1 else None
+
+
+@dataclass
+class _Run:
+    """Everything one measurement accumulates."""
+
+    model: nn.Module
+    chosen: tuple[Metric, ...]
+    stacks: Mapping[str, Stack]
+    names: frozenset[str]
+    adds_stream_norms: bool
+    drop_prefix: bool
+    seen: int = 0
+    tokens: int = 0
+    skipped: int = 0
+    hash: Any = field(default_factory=hashlib.sha256)
+    problems: dict[Place, str] = field(default_factory=dict)
+    _inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    _sums: dict[tuple[Place, str], Running] = field(default_factory=dict)
+    _keep: dict[str, tuple[Bool[Tensor, "batch token"], Bool[Tensor, "batch"]]] = field(default_factory=dict)
+    _stream: dict[Place, Float[Tensor, "batch"]] = field(default_factory=dict)
+    _parts: dict[str, dict[Place, Running]] = field(default_factory=dict)
+    _totals: dict[str, Running] = field(default_factory=dict)
+
+    def wants(self, name: str, stack: Stack) -> bool:
+        """Asked-for places, and every place of the stream, which attribution needs."""
+        is_stream = on_stream(name, stack.arch.residual)
+        return is_stream or (name in self.names and not self.adds_stream_norms)
+
+    def begin(self, inputs: Mapping[str, Tensor]) -> None:
+        for name, value in sorted(inputs.items()):
+            self.hash.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            self.hash.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        self._inputs = inputs
+        self._keep.clear()
+        self._stream.clear()
+
+    def observe(self, place: Place, h: Float[Tensor, "batch token d_model"]) -> None:
+        if place.stack not in self._keep:
+            stack = self.stacks[place.stack]
+            drop = stack.prefix_tokens if self.drop_prefix else 0
+            keep = keep_mask(self.model, self._inputs, stack, h, drop)
+            self._keep[place.stack] = (keep, measurable(keep))
+        keep, has_two = self._keep[place.stack]
+        if not bool(has_two.all()):
+            if not bool(has_two.any()):
+                return
+            h, keep = h[has_two], keep[has_two]
+        moments = Moments.of(h, keep)
+        broken = int((~moments.is_finite).sum())
+        if broken and place.stack not in {known.stack for known in self.problems}:
+            where = f"{place.stack + ', ' if place.stack else ''}depth {place.depth}, {place.name}"
+            self.problems[place] = f"NaN or infinity in {broken} of {len(h)} sequences, first seen at {where}"
+        for metric in self.chosen if place.name in self.names else ():
+            found = metric.on(moments)
+            self._sums.setdefault((place, metric.name), Running()).add(found.values[found.defined])
+        if on_stream(place.name, self.stacks[place.stack].arch.residual):
+            found = log_hfc_lfc.on(moments)
+            self._stream[place] = found.values.double().masked_fill(~found.defined, torch.nan)
+
+    def finish(self) -> None:
+        first = next(iter(self._keep.values()))
+        self.seen += int(first[1].sum())
+        self.skipped += int((~first[1]).sum())
+        self.tokens += int(first[0][first[1]].sum())
+        for label in self._keep:
+            chain = [(place, values) for place, values in self._stream.items() if place.stack == label]
+            if len(chain) < 2:
+                continue
+            table = torch.stack([values for _, values in chain], 1)
+            complete = table[~table.isnan().any(1)]
+            changes = complete.diff(dim=1)
+            parts = self._parts.setdefault(label, {})
+            for column, (place, _) in enumerate(chain[1:]):
+                parts.setdefault(place, Running()).add(changes[:, column])
+            self._totals.setdefault(label, Running()).add(complete[:, -1] - complete[:, 0])
+
+    # --- results ---
+
+    def values(self) -> tuple[PlaceValue, ...]:
+        return tuple(self._value(place, metric, sums) for (place, metric), sums in self._sums.items())
+
+    def _value(self, place: Place, metric: str, sums: Running) -> PlaceValue:
+        missing = []
+        if not sums.count:
+            missing.append(Missing(field="mean", reason="no sequence has a value here"))
+        if sums.count < 2:
+            missing.append(Missing(field="standard_error", reason="fewer than two sequences have a value"))
+        return PlaceValue(
+            stack=place.stack,
+            depth=place.depth,
+            place=place.name,
+            metric=metric,
+            mean=sums.mean if sums.count else None,
+            standard_error=sums.standard_error,
+            sequences=sums.count,
+            on_stream=on_stream(place.name, self.stacks[place.stack].arch.residual),
+            missing=tuple(missing),
+        )
+
+    def attributions(self) -> tuple[Attribution, ...]:
+        return tuple(
+            self._attribution(label, parts) for label, parts in self._parts.items() if self._totals[label].count
+        )
+
+    def _attribution(self, label: str, sums: Mapping[Place, Running]) -> Attribution:
+        parts = tuple(
+            Part(
+                stack=label,
+                depth=place.depth,
+                part=PART_OF[place.name],
+                place=place.name,
+                change=change.mean,
+                standard_error=change.standard_error,
+            )
+            for place, change in sums.items()
+        )
+        total = self._totals[label]
+
+        def share(part: str) -> float:
+            return sum(item.change for item in parts if item.part == part)
+
+        return Attribution(
+            stack=label,
+            total=total.mean,
+            standard_error=total.standard_error,
+            sequences=total.count,
+            attention=share("attention"),
+            cross_attention=share("cross-attention"),
+            feed_forward=share("feed-forward"),
+            norms=share("norm"),
+            other=share("other"),
+            parts=parts,
+        )
