@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from oversmooth.errors import WrongBatch
+from oversmooth.models.live import run
 from oversmooth.models.source import Stack
 
 Batch = Tensor | Mapping[str, Any]
@@ -123,6 +124,16 @@ def _decoder_inputs(config: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> 
     ids = torch.arange(DECODER_TOKENS) % int(config.get("vocab_size") or DECODER_TOKENS)
     ids[0] = int(config.get("decoder_start_token_id") or 0)
     return {"decoder_input_ids": ids.expand(rows, -1).to(next(iter(inputs.values())).device)}
+
+
+def run_checked(model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+    """Runs the model; what it cannot take becomes a `WrongBatch` with its own words."""
+    try:
+        return run(model, inputs)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        shapes = ", ".join(f"{name or 'input'} {tuple(value.shape)}" for name, value in inputs.items())
+        words = (str(error).splitlines() or [type(error).__name__])[0]
+        raise WrongBatch("inputs that the model accepts", f"{shapes}; the model says: {words}", "") from error
 
 
 def keep_mask(

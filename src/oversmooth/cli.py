@@ -1,5 +1,6 @@
 """The command line. Results go to stdout, everything else to stderr; an error is its message and exit code 2."""
 
+import io
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,19 @@ TargetArgument = Annotated[
     ),
 ]
 ModelType = Annotated[str | None, typer.Option(help="Family of a bare file; see `oversmooth architectures`.")]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Text file or folder, image folder, .parquet/.jsonl/.csv, or NAME:SPLIT of `datasets`. "
+        "Without it: built-in samples."
+    ),
+]
+MaxSamples = Annotated[int | None, typer.Option(help="Stop after this many sequences.", min=1)]
+BatchSize = Annotated[int, typer.Option(help="Sequences per forward pass.", min=1)]
+MaxTokens = Annotated[int, typer.Option(help="Longer texts are cut at this many tokens.", min=2)]
+Seed = Annotated[int, typer.Option(help="Seed of generated inputs.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; without it: where the model loads.")]
+CsvFile = Annotated[Path | None, typer.Option(help="Also write the rows to this CSV file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, in the library's own schema.")]
 TrustRemoteCode = Annotated[bool, typer.Option(help="Allow code from the model's repository to run.")]
 
@@ -45,7 +59,7 @@ def inspect(
     full: Annotated[bool, typer.Option(help="Every eigenvalue of wide layers too, not only the extremes.")] = False,
     heads: Annotated[bool, typer.Option("--heads", help="One more table with a row per head.")] = False,
     json: Json = False,
-    csv: Annotated[Path | None, typer.Option(help="Also write the rows to this CSV file.")] = None,
+    csv: CsvFile = None,
     model_type: ModelType = None,
     n_heads: Annotated[int | None, typer.Option(help="Number of heads, where no config says it.", min=1)] = None,
     n_kv: Annotated[int | None, typer.Option(help="Number of value heads, where no config says it.", min=1)] = None,
@@ -55,6 +69,8 @@ def inspect(
     from oversmooth import tables
     from oversmooth.inspection import inspect as inspect_
 
+    if csv is not None:
+        tables.require_writable(csv)
     with _progress("Reading layers") as progress:
         result = inspect_(
             target or _embedded_default(),
@@ -91,6 +107,60 @@ def verify(
         tables.show_verification(result)
     if not result.passed:
         raise typer.Exit(1)
+
+
+@app.command()
+def measure(
+    target: TargetArgument = None,
+    data: DataOption = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Names of metrics, separated by commas; `all` for every one that fits.")
+    ] = None,
+    at: Annotated[
+        str, typer.Option(help="Places: stream, norms, branches, all, or names separated by commas.")
+    ] = "stream",
+    prefix_tokens: Annotated[str, typer.Option(help="CLS and register tokens: keep or drop.")] = "keep",
+    max_samples: MaxSamples = None,
+    batch_size: BatchSize = 8,
+    max_tokens: MaxTokens = 128,
+    seed: Seed = 0,
+    device: Device = None,
+    json: Json = False,
+    csv: CsvFile = None,
+    parquet: Annotated[Path | None, typer.Option(help="Also write the rows to this Parquet file.")] = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Run the model and measure how alike its tokens become over depth, and which sub-block does it."""
+    from oversmooth import tables
+    from oversmooth.measure import measure as measure_
+    from oversmooth.metrics import DEFAULT_METRICS, METRICS
+
+    names = tuple(metrics.split(",")) if metrics else DEFAULT_METRICS
+    if metrics == "all":
+        names = tuple(name for name, metric in METRICS.items() if not metric.images_only)
+    with _progress("Measuring sequences") as progress:
+        result = measure_(
+            target or _embedded_default(),
+            data,
+            metrics=names,
+            at=at if "," not in at else at.split(","),
+            prefix_tokens=prefix_tokens,
+            max_samples=max_samples,
+            batch_size=batch_size,
+            max_tokens=max_tokens,
+            seed=seed,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
+        )
+    if csv is not None:
+        tables.write_csv(csv, result.rows())
+    if parquet is not None:
+        tables.write_parquet(parquet, result)
+    if json:
+        typer.echo(result.to_json(indent=2))
+        return
+    tables.show_measurement(result)
 
 
 @app.command()
@@ -133,6 +203,9 @@ def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 def main() -> None:
     """Entry point: our own errors and Ctrl-C end in one message, never in a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal or a file name beyond its encoding is no reason to stop
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except OversmoothError as error:

@@ -44,10 +44,12 @@ class TargetNotFound(OversmoothError):
 class NoModelInFolder(OversmoothError):
     def __init__(self, folder: str, found: Sequence[str], nested: Sequence[str]):
         listing = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "") if found else "nothing"
-        hint = f"\nModels inside subfolders: {', '.join(nested)}. Point at one of them." if nested else ""
+        hint = "Point at the folder or the file that holds the weights."
+        if nested:
+            hint = f"Models inside subfolders: {', '.join(nested)}. Point at one of them."
         super().__init__(
             f"Expected weights (model.safetensors, its index, pytorch_model.bin or one .gguf) in {folder!r}; "
-            f"found {listing}.{hint}"
+            f"found {listing}.\n{hint}"
         )
 
 
@@ -65,6 +67,13 @@ class BrokenFile(OversmoothError):
 
     def __init__(self, file: str, expected: str, found: str, advice: str = "Download or copy the file again."):
         super().__init__(f"{file} cannot be read: expected {expected}, found {found}.\n{advice}")
+
+
+class NotWritable(OversmoothError):
+    def __init__(self, file: str, reason: str):
+        super().__init__(
+            f"{file} cannot be written: {reason}.\nGive a file name in an existing folder that you may write to."
+        )
 
 
 class UnsafePickle(OversmoothError):
@@ -183,4 +192,4 @@ class WrongBatch(OversmoothError):
     """Model and data do not fit each other."""
 
     def __init__(self, expected: str, found: str, advice: str):
-        super().__init__(f"The data do not fit the model: expected {expected}, found {found}.\n{advice}")
+        super().__init__(f"The data do not fit the model: expected {expected}, found {found}.\n{advice}".rstrip())

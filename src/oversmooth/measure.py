@@ -16,13 +16,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from oversmooth.batches import Batch, keep_mask, prepare
+from oversmooth.batches import Batch, keep_mask, prepare, run_checked
+from oversmooth.data import load_data
 from oversmooth.errors import NoData, OutOfRange, UnknownName
 from oversmooth.metrics import DEFAULT_METRICS, Choice, Metric, Moments, log_hfc_lfc, lookup, measurable
-from oversmooth.models.live import run
+from oversmooth.models.live import load_model
 from oversmooth.models.module_store import ModuleStore
 from oversmooth.models.places import BRANCHES, NORMS, PLACES, STREAM, Place, observed, on_stream
-from oversmooth.models.source import Stack, open_source
+from oversmooth.models.source import Stack, Target, open_source
 from oversmooth.models.store import ReadLog
 from oversmooth.provenance import provenance_of
 from oversmooth.results import Attribution, DataFacts, Measurement, Missing, Part, PlaceValue, Progress, no_progress
@@ -39,28 +40,47 @@ PART_OF = {
 
 
 def measure(
-    model: nn.Module,
-    batches: Iterable[Batch],
+    target: Target,
+    batches: Iterable[Batch] | str | None = None,
     *,
     metrics: Choice | Iterable[Choice] = DEFAULT_METRICS,
     at: str | Sequence[str] = "stream",
     prefix_tokens: str = "keep",
     max_samples: int | None = None,
-    description: str = "batches given by the caller",
-    seed: int | None = None,
+    batch_size: int = 8,
+    max_tokens: int = 128,
+    seed: int = 0,
+    device: str | None = None,
+    trust_remote_code: bool = False,
     progress: Progress = no_progress,
 ) -> Measurement:
-    """Metrics of every layer and sub-block of a live model, averaged over sequences, and who changed them.
+    """Metrics of every layer and sub-block of a model, averaged over sequences, and who changed them.
 
-    A batch is what the model's `forward` takes: a dict of tensors (or a tokenizer's output), or one tensor. `at` is
-    `stream` (default), `norms`, `branches`, `all`, or names of places. `prefix_tokens` is `keep` or `drop`. Ctrl-C
-    returns what was measured so far, marked partial. The model's mode, hooks and device stay as they are.
+    `batches`: an iterable of what the model's `forward` takes (a dict of tensors, a tokenizer's output, or one tensor);
+    or a text file, image folder, table or dataset name; or nothing, for built-in samples. `at` is `stream` (default),
+    `norms`, `branches`, `all`, or names of places. `prefix_tokens` is `keep` or `drop`. Ctrl-C returns what was
+    measured so far, marked partial. A live model's mode, hooks and device stay as they are.
+
+    >>> import torch, oversmooth as osm
+    >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    >>> [point.depth for point in osm.measure(model, [torch.randn(2, 10, 32)]).curve("cosine")]
+    [0, 1, 2, 3]
     """
     if prefix_tokens not in ("keep", "drop"):
         raise OutOfRange("prefix_tokens", prefix_tokens, "keep or drop")
-    source = open_source(model)
-    assert isinstance(source.store, ModuleStore)
-    stacks = source.stacks()
+    source = open_source(target)
+    model = load_model(source, "measure", trust_remote_code=trust_remote_code)
+    if device is not None:
+        model.to(device)
+    live = open_source(model)
+    assert isinstance(live.store, ModuleStore)
+    stacks = live.stacks()
+    description = "batches given by the caller"
+    if batches is None or isinstance(batches, str):
+        options = {"batch_size": batch_size, "max_tokens": max_tokens, "max_samples": max_samples, "seed": seed}
+        loaded = load_data(batches, model, source, live.config, trust_remote_code=trust_remote_code, **options)
+        batches, description = loaded.batches, loaded.description
     run_ = _Run(
         model=model,
         chosen=lookup(metrics),
@@ -71,25 +91,25 @@ def measure(
     )
     is_partial = False
     limit = math.inf if max_samples is None else max_samples
-    with _quiet_eval(model), observed(stacks, source.store, run_.observe, run_.wants) as restart:
+    with _quiet_eval(model), observed(stacks, live.store, run_.observe, run_.wants) as restart:
         try:
             for batch in batches:
                 if run_.seen >= limit:
                     break
-                inputs = prepare(model, source.config, batch, limit - run_.seen)
+                inputs = prepare(model, live.config, batch, limit - run_.seen)
                 run_.begin(inputs)
                 restart()
-                run(model, inputs)
+                run_checked(model, inputs)
                 run_.finish()
                 progress(run_.seen, max_samples or 0)
         except KeyboardInterrupt:
             is_partial = True
     if not run_.seen:
         raise NoData(description, run_.skipped)
-    log = ReadLog(source.store)
+    log = ReadLog(live.store)
     for stack in stacks:
-        for name in stack.names.blocks[0]:
-            log.read(name)  # enough to tell models apart; hashing every weight would cost more than measuring
+        for position in range(len(stack.names.blocks)):
+            stack.weights(position, log.read)  # hashed in the order of `inspect`, so that the results can be matched
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return Measurement(
         provenance=provenance_of(source, stacks, log, compute_dtype=f"model {dtype}, metrics float32", seed=seed),

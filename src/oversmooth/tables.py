@@ -3,6 +3,7 @@
 import csv
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -10,8 +11,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from oversmooth.errors import NotWritable
 from oversmooth.models.architecture import Arch
-from oversmooth.results import Inspection, LayerInspection, Row, Spectrum, Verification, format_cell
+from oversmooth.results import (
+    Attribution,
+    Inspection,
+    LayerInspection,
+    Measurement,
+    Row,
+    Spectrum,
+    Verification,
+    format_cell,
+)
 
 PIPE_WIDTH = 160
 """Columns assumed where the output is not a terminal, so that a pipe or a file gets whole tables."""
@@ -32,13 +43,34 @@ def _table() -> Table:
     return Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
 
 
+def require_writable(path: Path) -> None:
+    """Refuses a destination that cannot be written, before the work whose result it should receive."""
+    if path.is_dir():
+        raise NotWritable(str(path), "it is a folder")
+    if not path.absolute().parent.is_dir():
+        raise NotWritable(str(path), f"there is no folder {str(path.parent)!r}")
+
+
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Rows as CSV, written beside the target and then renamed."""
+    """Rows as CSV, written beside the target and then renamed; a failure leaves nothing behind."""
+    require_writable(path)
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
-        writer.writeheader()
-        writer.writerows(rows)
+    try:
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise NotWritable(str(path), error.strerror or str(error)) from error
+
+
+def write_parquet(path: Path, result: Measurement) -> None:
+    """Rows as Parquet, written beside the target and then renamed."""
+    partial = path.with_name(path.name + ".partial")
+    result.to_pandas().to_parquet(partial)
     os.replace(partial, path)
 
 
@@ -144,6 +176,72 @@ def show_verification(result: Verification) -> None:
     console.print(
         f"The declaration {families} {word} this model: largest relative error {result.largest_error:.2e} "
         f"(allowed {result.tolerance:g}) in the equal-token identity."
+    )
+
+
+def show_measurement(result: Measurement) -> None:
+    console = _console()
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    data = result.data
+    partial = " (interrupted: partial)" if result.is_partial else ""
+    skipped = f", {data.skipped} skipped (fewer than two tokens)" if data.skipped else ""
+    prefix = "" if result.prefix_tokens == "none" else f", prefix tokens {result.prefix_tokens}"
+    console.print(
+        f"{data.sequences} sequences, {data.tokens} tokens of {escape(data.description)}{skipped}{prefix}{partial}"
+    )
+    for stack in dict.fromkeys(value.stack for value in result.values):
+        console.print(_measurement_table(result, stack))
+    for attribution in result.attributions:
+        console.print(_attribution_words(attribution))
+    for problem in result.problems:
+        console.print(f"[bold red]{escape(problem)}[/]")
+
+
+def _measurement_table(result: Measurement, stack: str) -> Table:
+    table = _table()
+    metrics = [name for name, _ in result.definitions]
+    changes = {
+        (part.depth, part.place): part.change
+        for item in result.attributions
+        for part in item.parts
+        if item.stack == stack
+    }
+    for name in (*([stack] if stack else []), "depth", "place", *metrics, "d log(HFC/LFC)"):
+        table.add_column(escape(name), justify="left" if name == "place" else "right", no_wrap=True)
+    rows: dict[tuple[int, str], dict[str, str]] = {}
+    for value in result.values:
+        if value.stack == stack:
+            error = "" if value.standard_error is None else f" ±{value.standard_error:.2g}"
+            cell = "-" if value.mean is None else f"{value.mean:.4g}{error}"
+            rows.setdefault((value.depth, value.place), {})[value.metric] = cell
+    for (depth, place), cells in rows.items():
+        change = changes.get((depth, place))
+        lead = [""] if stack else []
+        table.add_row(
+            *lead,
+            str(depth),
+            place,
+            *(cells.get(name, "-") for name in metrics),
+            "" if change is None else f"{change:+.3f}",
+        )
+    return table
+
+
+def _attribution_words(attribution: Attribution) -> str:
+    """Who smooths, in one sentence."""
+    shares = {
+        "attention": attribution.attention,
+        "cross-attention": attribution.cross_attention,
+        "feed-forward": attribution.feed_forward,
+        "norms": attribution.norms,
+        "other blocks": attribution.other,
+    }
+    parts = ", ".join(f"{name} {change:+.2f}" for name, change in shares.items() if change)
+    word = "smoother" if attribution.total < 0 else "sharper"
+    where = f"{attribution.stack}: " if attribution.stack else ""
+    return escape(
+        f"{where}features end {word} than they began: log(HFC/LFC) changes by {attribution.total:+.2f} = {parts}. "
+        "Below 0 smooths."
     )
 
 

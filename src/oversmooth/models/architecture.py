@@ -329,8 +329,14 @@ class AttentionWeights:
 
     @cached_property
     def w_o_shared(self) -> Float[Tensor, "d_model kv d_head"]:
-        """Output weights summed over the query heads that read the same value head."""
-        return self.w_o.unflatten(1, (self.n_kv, self.n_heads // self.n_kv)).sum(2)
+        """Output weights summed over the query heads that read the same value head.
+
+        The sum is taken one precision above the stored one: in half precision it would lose the last digits of all.
+        """
+        if self.n_heads == self.n_kv:
+            return self.w_o
+        above = torch.float32 if self.w_o.dtype.itemsize < 4 else torch.float64
+        return self.w_o.unflatten(1, (self.n_kv, self.n_heads // self.n_kv)).sum(2, dtype=above)
 
 
 def value_rows(fused: Fused, n_heads: int, n_kv: int, d_head: int) -> Int[Tensor, "rows"]:

@@ -230,6 +230,7 @@ GRANITE = Arch(
     is_causal=True,
     norm="rms",
     residual_gain="residual_multiplier",
+    gguf=("granite", "granitemoe"),
     paths=_LLAMA_PATHS,
 )
 GEMMA = Arch(name="gemma", model_types=("gemma",), is_causal=True, norm="rms+1", gguf=("gemma",), paths=_LLAMA_PATHS)
@@ -512,12 +513,12 @@ _GATED = "gated attention: the output is multiplied by a gate that depends on th
 _SINKS = "learned attention sinks: the rows of its attention do not sum to one"
 
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "minicpm3", "kimi_k2", "longcat_flash"), _LATENT),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek2", "minicpm3", "kimi_k2", "longcat_flash"), _LATENT),
     **dict.fromkeys(
         ("mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv7", "xlstm", "minimax", "recurrent_gemma"), _LINEAR
     ),
     **dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear"), _GATED + ", beside layers of linear attention"),
-    "gpt_oss": _SINKS,
+    **dict.fromkeys(("gpt_oss", "gpt-oss"), _SINKS),
     "nystromformer": "approximate attention: the rows of its attention matrix do not sum to one",
     "fnet": "there is no attention: tokens are mixed by a fixed Fourier transform",
     "longformer": "global tokens have value weights of their own, so one layer has two value paths",

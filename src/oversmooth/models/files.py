@@ -97,7 +97,10 @@ class RemoteFolder:
                 raise MissingDependency("aiohttp", "hf", "reading from a URL") from error
             # The proxies and certificates of the environment count here as they do in every other tool.
             options = {"client_kwargs": {"headers": headers or {}, "trust_env": True}}
-        self._fs, _ = fsspec.core.url_to_fs(self.label, **options)
+        try:
+            self._fs, _ = fsspec.core.url_to_fs(self.label, **options)
+        except (ValueError, ImportError) as error:  # an unknown protocol, or one whose package is not installed
+            raise RemoteUnavailable(self.label, str(error), "Use http(s)://, hf:// or a local copy.") from error
 
     def listing(self) -> None:
         return None
@@ -119,6 +122,7 @@ class RemoteFolder:
         except FileNotFoundError as error:
             raise RemoteUnavailable(address, "there is no such file") from error
         if not getattr(file, "size", None) or not file.seekable():
+            file.close()
             reason = "the server gives no size or refuses byte ranges, so its tensors cannot be read one by one"
             raise RemoteUnavailable(address, reason, "Download the file and inspect the local copy.")
 
@@ -141,6 +145,7 @@ def hub_folder(repo: str, revision: str | None = None, subfolder: str = "") -> R
     """A model repository on the Hugging Face hub, read by byte ranges with the user's own token where there is one."""
     try:
         import huggingface_hub
+        from huggingface_hub.errors import HFValidationError
         from huggingface_hub.utils import build_hf_headers
     except ImportError as error:
         raise MissingDependency("huggingface_hub", "hf", "reading from the hub") from error
@@ -148,7 +153,10 @@ def hub_folder(repo: str, revision: str | None = None, subfolder: str = "") -> R
         raise RemoteUnavailable(
             f"the hub model {repo!r}", "HF_HUB_OFFLINE is set", "Unset it, or point at a local folder."
         )
-    url = huggingface_hub.hf_hub_url(repo, "FILE", revision=revision, subfolder=subfolder or None)
+    try:
+        url = huggingface_hub.hf_hub_url(repo, "FILE", revision=revision, subfolder=subfolder or None)
+    except HFValidationError as error:
+        raise RemoteUnavailable(f"the hub model {repo!r}", str(error).rstrip("."), "Check its name.") from error
     return RemoteFolder(url.removesuffix("/FILE"), headers=build_hf_headers())
 
 
@@ -156,9 +164,13 @@ def cached_hub_folder(repo: str, revision: str | None = None) -> LocalFolder | N
     """The local copy that an earlier download left in the hub cache, if it holds a config."""
     try:
         from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
     except ImportError:
         return None
-    found = try_to_load_from_cache(repo, "config.json", revision=revision)
+    try:
+        found = try_to_load_from_cache(repo, "config.json", revision=revision)
+    except HFValidationError:  # no repository can have that name
+        return None
     folder = Path(found).parent if isinstance(found, str) else None
     weights = folder and any(re.search(r"\.(safetensors|bin)$", name) for name in os.listdir(folder))
     return LocalFolder(folder) if folder and weights else None
@@ -169,16 +181,14 @@ def _retried(label: str, read: Callable[[], T]) -> T:
     for attempt in range(TRIES):
         try:
             return read()
-        except FileNotFoundError as error:
-            if _status(error) not in (None, 404):
-                raise _unavailable(label, error) from error
-            if error.__cause__ is not None and _status(error) is None:  # fsspec says "not found" of any failure
-                raise _unavailable(label, error.__cause__) from error
-            raise
         except ValueError as error:  # fsspec: the server answered a range with something else
             raise RemoteUnavailable(label, str(error), "Download the file and inspect the local copy.") from error
         except Exception as error:  # aiohttp, requests and OS errors have no common base
-            if attempt == TRIES - 1 or _status(error) in (401, 403):
+            status = _status(error)
+            # fsspec says "not found" of any failure; what really happened is its cause.
+            if isinstance(error, FileNotFoundError) and (status == 404 or error.__cause__ is None):
+                raise
+            if attempt == TRIES - 1 or status in (401, 403):
                 raise _unavailable(label, error) from error
             time.sleep(2**attempt)
     raise AssertionError("the loop returns or raises")
@@ -197,4 +207,5 @@ def _unavailable(label: str, error: BaseException) -> RemoteUnavailable:
     if (status := _status(error)) in (401, 403):
         advice = "The model may not exist, or may need `hf auth login` and its owner's permission."
         return RemoteUnavailable(label, f"access was refused ({status})", advice)
-    return RemoteUnavailable(label, f"{type(error).__name__}: {error}")
+    cause = (error.__cause__ if isinstance(error, FileNotFoundError) else None) or error
+    return RemoteUnavailable(label, f"{type(cause).__name__}: {cause}")

@@ -16,6 +16,7 @@ SIZE_KEYS = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.value_length": "head_dim",
     "use_parallel_residual": "use_parallel_residual",
+    "residual_scale": "residual_multiplier",
 }
 """GGUF metadata under the architecture's name, and the config key that says the same."""
 

@@ -13,6 +13,10 @@ def known_model_types() -> list[str]:
     return sorted({model_type for arch in ARCHITECTURES.values() for model_type in arch.model_types})
 
 
+def known_gguf_architectures() -> list[str]:
+    return sorted({name for arch in ARCHITECTURES.values() for name in arch.gguf})
+
+
 def declared_for_gguf(architecture: str) -> Arch | None:
     """The declaration behind the name that a GGUF file gives its architecture, in the form GGUF stores it."""
     found = [arch for arch in ARCHITECTURES.values() if architecture in arch.gguf]
@@ -99,6 +103,7 @@ def gguf_form(arch: Arch) -> Arch:
         arch,
         fused="stacked",
         stored="out_in",
+        n_kv="config",  # GGUF writes the number of value heads out, also where there is one
         norm="rms" if arch.norm == "rms+1" else arch.norm,
         paths=Paths(
             block="blk.{i}",

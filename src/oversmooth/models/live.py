@@ -40,7 +40,7 @@ def load_model(
         model = transformers.AutoModel.from_pretrained(
             source.place, dtype=dtype, trust_remote_code=trust_remote_code, local_files_only=source.kind == "folder"
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise NotLive(source.target, verb, str(error).splitlines()[0]) from error
     finally:
         transformers.logging.set_verbosity(verbosity)

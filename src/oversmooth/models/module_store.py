@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from oversmooth.errors import BrokenFile, PackedWeights, RefusedArchitecture, UnidentifiedWeights
+from oversmooth.errors import BrokenFile, RefusedArchitecture, UnidentifiedWeights
 from oversmooth.results import FileFacts
 
 TIMM_MODELS = ("VisionTransformer", "VisionTransformerDistilled")
@@ -30,8 +30,6 @@ class ModuleStore:
         tensor = getattr(owner, attribute)
         if tensor.is_meta:
             raise BrokenFile(f"the module's tensor {name!r}", "values", "a tensor on the meta device", "Load it first.")
-        if not tensor.is_floating_point():
-            raise PackedWeights("the module", f"{name!r} has dtype {tensor.dtype}")
         return tensor.detach()
 
     def module(self, path: str) -> nn.Module:
@@ -62,12 +60,19 @@ def _tensors(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 
 def describe(module: nn.Module) -> dict[str, Any]:
     """What kind of model it is, as a config: from transformers' own config, or from the classes of timm and torch."""
-    for part in module.modules():
+    known: dict[str, dict[str, Any]] = {}
+    for path, part in module.named_modules():
+        if any(path.startswith(f"{outer}.") or not outer for outer in known):
+            continue  # a part of what is known already
         config = getattr(part, "config", None)
         if config is not None and getattr(config, "model_type", None) and hasattr(config, "to_dict"):
-            return dict(config.to_dict())
-        if type(part).__module__.startswith("timm.models"):
-            return _describe_timm(part)
+            known[path] = dict(config.to_dict())
+        elif type(part).__module__.startswith("timm.models"):
+            known[path] = _describe_timm(part)
+    if len(known) == 1:
+        return next(iter(known.values()))
+    if known:  # a module of the user's own around several models, such as two towers
+        return {"model_type": type(module).__name__, **known}
     encoder = [part for part in module.modules() if isinstance(part, nn.TransformerEncoderLayer)]
     if encoder:
         first = encoder[0]

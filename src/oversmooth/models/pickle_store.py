@@ -73,12 +73,13 @@ def _state_dict(path: Path, loaded: Any) -> dict[str, Tensor]:
     for _ in range(3):  # wrappers nest: {"checkpoint": {"model": {...}}} is as deep as scripts go
         if not isinstance(loaded, Mapping):
             break
-        tensors = {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
+        inner = [loaded[key] for key in WRAPPERS if isinstance(loaded.get(key), Mapping)]
+        if inner:  # before the tensors: a step or a scheduler's state may lie beside the model
+            loaded = inner[0]
+            continue
+        tensors = {n: value for n, value in loaded.items() if isinstance(n, str) and isinstance(value, Tensor)}
         if tensors:
             return tensors
-        inner = [loaded[key] for key in WRAPPERS if isinstance(loaded.get(key), Mapping)]
-        if not inner:
-            break
-        loaded = inner[0]
+        break
     found = f"the keys {list(loaded)[:5]}" if isinstance(loaded, Mapping) else f"a {type(loaded).__name__}"
     raise BrokenFile(str(path), "a state dict of tensors", found, f"Known wrappers: {', '.join(WRAPPERS)}.")

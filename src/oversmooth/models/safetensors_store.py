@@ -54,7 +54,7 @@ def read_header(file: RangedFile) -> dict[str, Entry]:
     try:
         header = json.loads(bytes(file.read(8, 8 + length)))
         assert isinstance(header, dict)
-    except (ValueError, AssertionError) as error:
+    except (ValueError, RecursionError, AssertionError) as error:
         raise BrokenFile(file.label, "a safetensors header in JSON", "something else") from error
     base = 8 + length
     return {name: _entry(file, name, item, base) for name, item in header.items() if name != "__metadata__"}
@@ -63,11 +63,11 @@ def read_header(file: RangedFile) -> dict[str, Entry]:
 def _entry(file: RangedFile, name: str, item: object, base: int) -> Entry:
     try:
         dtype, shape, (start, stop) = item["dtype"], tuple(item["shape"]), item["data_offsets"]  # type: ignore[index]
-        sizes_are_whole = all(isinstance(size, int) and size >= 0 for size in (*shape, start, stop))
+        is_whole = isinstance(dtype, str) and all(isinstance(size, int) and size >= 0 for size in (*shape, start, stop))
     except (KeyError, TypeError, ValueError) as error:
         raise BrokenFile(file.label, f"dtype, shape and offsets of {name!r}", repr(item)) from error
-    if not sizes_are_whole or stop < start:
-        raise BrokenFile(file.label, f"whole, ordered sizes for {name!r}", repr(item))
+    if not is_whole or stop < start:
+        raise BrokenFile(file.label, f"a dtype and whole, ordered sizes for {name!r}", repr(item))
     if dtype in DTYPES and stop - start != math.prod(shape) * DTYPES[dtype].itemsize:
         raise BrokenFile(file.label, f"{list(shape)} numbers of {dtype} in {name!r}", f"{stop - start} bytes")
     if base + stop > file.size:
@@ -124,7 +124,7 @@ def read_weight_map(folder: Folder, index: str) -> dict[str, str]:
     try:
         weight_map = json.loads(read_small(folder, index))["weight_map"]
         assert isinstance(weight_map, dict)
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, AssertionError) as error:
         raise BrokenFile(label, "a JSON index with a weight_map", "something else") from error
     escaping = [shard for shard in weight_map.values() if not isinstance(shard, str) or "/" in shard or "\\" in shard]
     if escaping:

@@ -30,7 +30,14 @@ from oversmooth.models.architecture import Arch, AttentionWeights, Sizes, StackN
 from oversmooth.models.families import REFUSED, REFUSED_NAMES
 from oversmooth.models.files import Folder, LocalFolder, RemoteFolder, cached_hub_folder, hub_folder, read_small
 from oversmooth.models.gguf_store import GGUFStore
-from oversmooth.models.identify import candidates_by_name, declared_for, declared_for_gguf, known_model_types
+from oversmooth.models.identify import (
+    candidates_by_name,
+    declared_for,
+    declared_for_gguf,
+    gguf_form,
+    known_gguf_architectures,
+    known_model_types,
+)
 from oversmooth.models.module_store import ModuleStore
 from oversmooth.models.pickle_store import PickleStore
 from oversmooth.models.safetensors_store import SafetensorsStore, read_weight_map
@@ -40,6 +47,7 @@ from oversmooth.torchvision_compat import ensure_torchvision
 Target = str | Path | nn.Module
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+SHARD = re.compile(r"-\d+-of-\d+(?=\.(safetensors|bin)$)")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 HF_URL = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?(/(?P<rest>.+))?")
 PACKED_NAMES = {
@@ -94,9 +102,10 @@ class Source:
         for arch, config, hint in _declarations(self):
             settled = arch.for_config(config)
             prefixes = resolve(settled, self.store.names)
-            hinted = [names for names in prefixes if hint and hint in names.prefix]
-            for names in hinted or prefixes:
-                label = arch.stack or hint or (names.prefix.rstrip(".") if len(prefixes) > 1 else "")
+            under = [names for names in prefixes if hint and names.prefix.startswith(f"{hint}.")]
+            chosen = under or [names for names in prefixes if hint and hint in names.prefix] or prefixes
+            for names in chosen:
+                label = arch.stack or hint if len(chosen) == 1 else (names.prefix + arch.stack).rstrip(".")
                 if names.blocks[0].path not in found:
                     found[names.blocks[0].path] = _stack(self, label, settled, config, names)
         if not found:
@@ -108,9 +117,9 @@ class Source:
 
 
 def _refuse(source: Source) -> None:
-    model_type = source.model_type
-    if model_type in REFUSED:
-        raise RefusedArchitecture(f"{source.target} ({model_type})", REFUSED[model_type])
+    for model_type in (source.model_type, *_part_types(source.config)):
+        if model_type in REFUSED:
+            raise RefusedArchitecture(f"{source.target} ({model_type})", REFUSED[model_type])
     for fragment, reason in REFUSED_NAMES.items():
         name = next((name for name in source.store.names if fragment in name), None)
         if name:
@@ -124,13 +133,22 @@ def _refuse(source: Source) -> None:
                 raise PackedWeights(source.target, f"{packing}, tensor {name!r}")
 
 
+def _part_types(config: Mapping[str, Any]) -> Iterator[str]:
+    """Model types of the parts of a composite config, at any depth."""
+    for part in config.values():
+        if isinstance(part, Mapping) and part.get("model_type"):
+            yield str(part["model_type"])
+            yield from _part_types(part)
+
+
 def _declarations(source: Source) -> Iterator[tuple[Arch, Mapping[str, Any], str]]:
     """Declarations to try, each with the config that holds its sizes and a word its prefix should contain."""
     config = source.config
     if architecture := config.get("gguf_architecture"):
-        arch = declared_for_gguf(architecture)
+        said = declared_for(str(config["model_type"])) if config.get("model_type") else []
+        arch = gguf_form(said[0]) if said else declared_for_gguf(architecture)
         if arch is None:
-            raise UnknownArchitecture(architecture, known_model_types())
+            raise UnknownArchitecture(architecture, known_gguf_architectures())
         yield arch, config, ""
     elif model_type := config.get("model_type"):
         found = list(_by_model_type(str(model_type), config, ""))
@@ -227,7 +245,7 @@ def _open_path(target: str) -> Source:
         try:
             return _open_hub(target, None, "", target)
         except RemoteUnavailable as error:
-            tried.append(f"the hub ({str(error).splitlines()[0]})")
+            tried.append(f"the hub ({' '.join(str(error).splitlines())})")
     raise TargetNotFound(target, tried)
 
 
@@ -273,6 +291,9 @@ def _open_folder(folder: Folder, target: str, place: str | None) -> Source:
     files = [name for name in files if name not in ("training_args.bin", "optimizer.pt", "scheduler.pt")]
     if len(files) == 1:
         return _open_file(folder, files[0], target, config)
+    if files and all(SHARD.search(name) for name in files):
+        missing = f"no {SHARD.sub('', files[0])}.index.json"
+        raise BrokenFile(folder.label, "an index beside the shards", missing, "Download the index too.")
     if files:
         raise AmbiguousFolder(folder.label, files)
     if listing is None:
@@ -323,7 +344,7 @@ def _read_config(folder: Folder) -> dict[str, Any]:
     try:
         config = json.loads(read_small(folder, "config.json"))
         assert isinstance(config, dict)
-    except (ValueError, AssertionError) as error:
+    except (ValueError, RecursionError, AssertionError) as error:
         raise BrokenFile(f"{folder.label}/config.json", "a JSON object", "something else") from error
     if "architecture" in config and "model_type" not in config:
         config |= _timm_config(str(config["architecture"]), config.get("model_args") or {})

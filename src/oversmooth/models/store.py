@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from oversmooth.errors import PackedWeights
 from oversmooth.results import FileFacts
 
 
@@ -36,6 +37,8 @@ class ReadLog:
 
     def read(self, name: str) -> Tensor:
         tensor = self._store.read(name)
+        if not tensor.is_floating_point():
+            raise PackedWeights("the model", f"{name!r} has dtype {tensor.dtype}")
         dtype = str(tensor.dtype).removeprefix("torch.")
         self._hash.update(f"{name} {dtype} {tuple(tensor.shape)}\n".encode())
         plain = tensor.detach().cpu().contiguous().reshape(-1)

@@ -5,6 +5,7 @@ returns exactly `W_O W_V x` plus biases, whatever the mask, the positions, the q
 ordinary forward pass check the canonical weights of every block against the model itself.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -37,6 +38,8 @@ def verify(
 ) -> Verification:
     """Checks the declaration of a family against a live model; `AdapterMismatch` is never raised here, see `passed`."""
     source = open_source(target, model_type=model_type)
+    if source.module is None:
+        source.stacks()  # what is refused or contradicts itself is said before anything is loaded
     model = load_model(source, "verify", trust_remote_code=trust_remote_code)
     live = open_source(model, model_type=model_type)
     assert isinstance(live.store, ModuleStore)
@@ -46,13 +49,17 @@ def verify(
     batch = {name: value.to(device) for name, value in batch.items()}
     stacks, log = live.stacks(), ReadLog(live.store)
     checks = [check for stack in stacks for check in _prepare(stack, live.store, log, generator)]
-    was_training = model.training
+    modes = {part: part.training for part in model.modules()}
     model.eval()
     try:
         with _hooked(checks), torch.no_grad():
             run(model, batch)
     finally:
-        model.train(was_training)
+        for part, mode in modes.items():
+            part.training = mode
+    if broken := [check for check in checks if not math.isfinite(check.error)]:
+        what = " ".join(["layer", str(broken[0].index), *([f"of {broken[0].label}"] if broken[0].label else [])])
+        raise NotLive(source.target, "verify", f"{what} returns values that are NaN or infinite")
     layers = tuple(check.result() for check in checks if check.tokens)
     if not layers:
         raise NotLive(source.target, "verify", "its forward pass on example inputs reached no declared attention block")
@@ -111,7 +118,8 @@ class _Check:
     def after(self, module: nn.Module, args: object, output: Any) -> None:
         seen = (output[0] if isinstance(output, tuple) else output).detach().reshape(-1, len(self.expected))
         deviation = (seen.double().cpu() - self.expected).abs().max().item()
-        self.error = max(self.error, deviation / max(self.expected.abs().max().item(), 1e-30))
+        relative = deviation / max(self.expected.abs().max().item(), 1e-30)
+        self.error = max(self.error, relative if math.isfinite(relative) else math.inf)  # max() would drop a NaN
         self.tokens = max(self.tokens, len(seen))
 
     def result(self) -> LayerCheck:

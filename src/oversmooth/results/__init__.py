@@ -1,0 +1,51 @@
+"""The values that flow through the library: frozen, keyword-only, made of plain numbers, torch-free.
+
+Conventions, everywhere: a complex number is a pair `(real, imaginary)`; a number that does not exist is `None`, and a
+`Missing` entry beside it says why; nothing is ever NaN. Every top-level result carries a `Provenance`.
+"""
+
+from oversmooth.results.base import (
+    SCHEMA_VERSION,
+    Complex,
+    FileFacts,
+    Missing,
+    Progress,
+    Provenance,
+    Row,
+    SavedResult,
+    fields_of,
+    format_cell,
+    html_table,
+    no_progress,
+)
+from oversmooth.results.inspection import HeadSpectrum, Inspection, LayerInspection, NormFacts, Spectrum, StackFacts
+from oversmooth.results.measurement import Attribution, DataFacts, Measurement, Part, PlaceValue
+from oversmooth.results.verification import LayerCheck, Verification
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Attribution",
+    "Complex",
+    "DataFacts",
+    "FileFacts",
+    "HeadSpectrum",
+    "Inspection",
+    "LayerCheck",
+    "LayerInspection",
+    "Measurement",
+    "Missing",
+    "NormFacts",
+    "Part",
+    "PlaceValue",
+    "Progress",
+    "Provenance",
+    "Row",
+    "SavedResult",
+    "Spectrum",
+    "StackFacts",
+    "Verification",
+    "fields_of",
+    "format_cell",
+    "html_table",
+    "no_progress",
+]

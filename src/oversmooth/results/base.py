@@ -1,0 +1,159 @@
+"""What all results share: provenance, missing values, the JSON round trip and small tables."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from oversmooth.errors import BrokenFile
+
+if TYPE_CHECKING:
+    import pandas
+
+SCHEMA_VERSION = 1
+"""Raised by one whenever a field changes meaning or disappears; readers refuse anything newer."""
+
+Progress = Callable[[int, int], None]
+"""Called with (done, in all) while long work goes on; 0 in all where the end is not known."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Says nothing."""
+
+
+Complex = tuple[float, float]
+Result = TypeVar("Result", bound="SavedResult")  # not `Self`, which the shape checks of the tests cannot read
+Row = dict[str, Any]
+"""One flat line of a table: column name to plain value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Why a field of the result beside it is `None`."""
+
+    field: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """A file that was opened, by name and size; its content is covered by `Provenance.weights_sha256`."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where the numbers come from: enough to repeat them."""
+
+    target: str
+    """What the user pointed at."""
+    source: str
+    """How it was read: folder, safetensors, pickle, gguf, hub, url, timm or module."""
+    model_type: str
+    families: tuple[str, ...]
+    """The declarations that were applied, one per stack."""
+    files: tuple[FileFacts, ...]
+    weights_sha256: str
+    """Hash over name, dtype, shape and bytes of every tensor that was read, in the order of reading."""
+    bytes_read: int
+    """Bytes of tensors that were read; a small part of the checkpoint."""
+    weight_dtypes: tuple[str, ...]
+    compute_dtype: str
+    versions: tuple[tuple[str, str], ...]
+    """Package and version, sorted."""
+    seed: int | None = None
+    """Seed of everything random in the result; `None` when nothing is."""
+
+
+class SavedResult:
+    """JSON round trip shared by the top-level results."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types only; `from_dict` restores the identical result."""
+        body = dataclasses.asdict(self)  # type: ignore[call-overload]
+        return {"schema": SCHEMA_VERSION, "kind": self.kind, **_plain(body)}
+
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls: "type[Result]", data: dict[str, Any], where: str = "the result") -> "Result":
+        """Restores what `to_dict` wrote; refuses a newer schema, another kind of result, or a damaged one."""
+        from pydantic import TypeAdapter, ValidationError
+
+        body = dict(data)
+        schema, kind = body.pop("schema", None), body.pop("kind", None)
+        if not isinstance(schema, int) or kind != cls.kind:
+            found = f"kind {kind!r} with schema {schema!r}"
+            raise BrokenFile(where, f"a result of kind {cls.kind!r}", found, "Open the right file.")
+        if schema > SCHEMA_VERSION:
+            raise BrokenFile(
+                where,
+                f"schema {SCHEMA_VERSION} or older",
+                f"schema {schema}, written by a newer oversmooth",
+                "Upgrade: pip install --upgrade oversmooth",
+            )
+        try:
+            json.dumps(body, allow_nan=False)
+            return TypeAdapter(cls).validate_python(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise BrokenFile(where, f"a valid field {place!r}", first["msg"], "Write the file again.") from error
+        except ValueError as error:
+            raise BrokenFile(where, "finite numbers", "NaN or infinity", "Write the file again.") from error
+
+    def rows(self) -> list[Row]:
+        """One flat row per layer, for tables and CSV."""
+        raise AssertionError("each result says what its rows are")
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The same rows as a DataFrame (needs pandas)."""
+        from oversmooth.errors import MissingDependency
+
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingDependency("pandas", "report", "to_pandas()") from error
+        return pandas.DataFrame(self.rows())
+
+
+def html_table(title: str, rows: list[Row]) -> str:
+    """A small HTML table for notebooks; every cell is escaped."""
+    from html import escape
+
+    if not rows:
+        return f"<p>{escape(title)}: no rows</p>"
+    shown = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)]
+    head = "".join(f"<th>{escape(name)}</th>" for name in shown)
+    body = "".join("<tr>" + "".join(f"<td>{escape(format_cell(row[n]))}</td>" for n in shown) + "</tr>" for row in rows)
+    return f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def format_cell(value: object) -> str:
+    """A number with four significant digits, anything else as it is, nothing for a missing value."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def fields_of(record: object) -> Row:
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+
+
+def _plain(value: Any) -> Any:
+    """Tuples to lists; refuses NaN and infinity, which JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise AssertionError(f"a result holds {value}, which should have been a None with a reason")
+    return value

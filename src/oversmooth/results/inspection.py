@@ -1,0 +1,167 @@
+"""What the weights say."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from oversmooth.results.base import Complex, Missing, Provenance, Row, SavedResult, fields_of, html_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spectrum:
+    """Eigenvalues of a map M, where `I + M` is what a layer does to a vector shared by all tokens."""
+
+    size: int
+    """Number of eigenvalues of M, zeros included (the width of the model, or the head size)."""
+    rho_dc: float
+    """Largest `|1 + lambda|`: growth per layer of what all tokens have in common."""
+    dominating: Complex
+    """The eigenvalue lambda at which `|1 + lambda|` is largest."""
+    spectral_radius: float
+    """Largest `|lambda|`."""
+    min_real: float
+    max_real: float
+    negative_share: float | None
+    """Share of eigenvalues with negative real part among all `size` of them, in [0, 1]."""
+    route: str
+    """`dense`: every eigenvalue was computed; `krylov`: only the extremes, certified by `residual`."""
+    residual: float | None
+    """Krylov route: largest residual `norm(B x - mu x) / |mu|` over the reported extremes, B being M or `I + M`; each
+    is the exact eigenvalue of a matrix that close to B."""
+    condition: float | None
+    """Condition number of the dominating eigenvalue: how much a small change of M is amplified in it; 1 is best."""
+    is_defective: bool | None
+    """Whether M is, to working precision, not diagonalizable; the eigenvalues are still right, with fewer digits."""
+    eigenvalues: tuple[Complex, ...] | None
+    """Nonzero part of the spectrum, sorted by real part; zeros that the shape of the weights forces are left out."""
+    missing: tuple[Missing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSpectrum:
+    """The `d_head` eigenvalues of one head's own map `H_h = W_V^h W_O^h` that are not forced to zero."""
+
+    head: int
+    kv_head: int
+    """The value head it reads; equal to `head` unless value heads are shared."""
+    rho_dc: float
+    spectral_radius: float
+    min_real: float
+    max_real: float
+    negative_share: float
+    """Share among the `d_head` eigenvalues."""
+    eigenvalues: tuple[Complex, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormFacts:
+    """Signs and size of one normalization weight."""
+
+    role: str
+    """attn_norm, attn_branch_norm, ffn_norm or ffn_branch_norm."""
+    kind: str
+    """layer or rms (a stored offset of one is already added)."""
+    negative_share: float
+    smallest: float
+    largest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInspection:
+    """What the weights of one layer say; every number is `None` when `unreadable` gives the reason."""
+
+    stack: str
+    """Which stack of the model the layer belongs to; empty for models with one stack."""
+    layer: int
+    passes: tuple[int, ...]
+    """At which depths these weights run: one entry, more where layers are shared."""
+    unreadable: str | None = None
+    plain: Spectrum | None = None
+    """Spectrum of `H = W_V W_O`."""
+    folded: Spectrum | None = None
+    """Spectrum with the layer's own norm weights and gains folded in, at unit token scale."""
+    folding: str = ""
+    """What was folded, in words; or why nothing was."""
+    tendency: float | None = None
+    """`log rho_dc` of `folded`, or of `plain` where no norm is known: above 0, attention that looks at all tokens
+    equally would smooth. Real attention does not look equally: this is a tendency of the weights, not a verdict."""
+    asymmetry: float | None = None
+    """`norm(H - H^T) / (2 norm(H))`: 0 for symmetric H (real eigenvalues), about 0.7 for unstructured H."""
+    value_norm: float | None = None
+    """Frobenius norm of H."""
+    bias_norm: float | None = None
+    """Length of the vector that the value bias adds to every token alike; 0 without a value bias."""
+    heads: tuple[HeadSpectrum, ...] = ()
+    norms: tuple[NormFacts, ...] = ()
+    missing: tuple[Missing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackFacts:
+    """Sizes of one stack of layers, as found in the weights."""
+
+    name: str
+    family: str
+    d_model: int
+    n_heads: int | None
+    n_kv: int | None
+    d_head: int | None
+    residual: str
+    norm: str
+    blocks: int
+    """Softmax-attention blocks analysed."""
+    blocks_in_model: int
+    """Blocks in the stack; larger than `blocks` for hybrids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Inspection(SavedResult):
+    """What a checkpoint's weights say about smoothing, layer by layer."""
+
+    kind: ClassVar[str] = "inspection"
+    provenance: Provenance
+    stacks: tuple[StackFacts, ...]
+    layers: tuple[LayerInspection, ...]
+
+    def rows(self) -> list[Row]:
+        return [_inspection_row(layer) for layer in self.layers]
+
+    def head_rows(self) -> list[Row]:
+        """One flat row per head."""
+        skip = ("eigenvalues",)
+        return [
+            {"stack": layer.stack, "layer": layer.layer, **{k: v for k, v in fields_of(head).items() if k not in skip}}
+            for layer in self.layers
+            for head in layer.heads
+        ]
+
+    def __repr__(self) -> str:
+        rho = " ".join("?" if x.plain is None else f"{x.plain.rho_dc:.3f}" for x in self.layers[:12])
+        more = " ..." if len(self.layers) > 12 else ""
+        return f"<Inspection of {self.provenance.target}: {len(self.layers)} layers, rho_dc {rho}{more}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(f"Inspection of {self.provenance.target}", self.rows())
+
+
+def _inspection_row(layer: LayerInspection) -> Row:
+    attn = [norm for norm in layer.norms if norm.role.startswith("attn")]
+    row: Row = {"stack": layer.stack, "layer": layer.layer, "passes": len(layer.passes)}
+    for name, spectrum in (("", layer.plain), ("folded_", layer.folded)):
+        row |= {
+            f"{name}rho_dc": spectrum and spectrum.rho_dc,
+            f"{name}dominating_real": spectrum and spectrum.dominating[0],
+            f"{name}dominating_imag": spectrum and spectrum.dominating[1],
+            f"{name}min_real": spectrum and spectrum.min_real,
+            f"{name}max_real": spectrum and spectrum.max_real,
+            f"{name}negative_share": spectrum and spectrum.negative_share,
+        }
+    return row | {
+        "tendency": layer.tendency,
+        "asymmetry": layer.asymmetry,
+        "value_norm": layer.value_norm,
+        "bias_norm": layer.bias_norm,
+        "norm_negative_share": max((n.negative_share for n in attn), default=None),
+        "norm_smallest": min((n.smallest for n in attn), default=None),
+        "norm_largest": max((n.largest for n in attn), default=None),
+        "unreadable": layer.unreadable,
+    }

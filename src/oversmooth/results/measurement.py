@@ -1,0 +1,141 @@
+"""What happens to features."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from oversmooth.results.base import Missing, Provenance, Row, SavedResult, fields_of, html_table
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceValue:
+    """One metric at one place, averaged over sequences with equal weight."""
+
+    stack: str
+    depth: int
+    """0 for the embedding, k + 1 in block k; in passes, where layers are shared."""
+    place: str
+    metric: str
+    mean: float | None
+    standard_error: float | None
+    sequences: int
+    """How many sequences have a value."""
+    on_stream: bool
+    """Whether the place lies on the residual stream; a norm does in post-norm blocks only, a branch never does."""
+    missing: tuple[Missing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """How much `log(HFC/LFC)` changes across one sub-block; below 0 it smooths."""
+
+    stack: str
+    depth: int
+    part: str
+    """attention, cross-attention, feed-forward, norm or other."""
+    place: str
+    """Where the part ends."""
+    change: float
+    standard_error: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """Who smooths: the change of `log(HFC/LFC)` over one stack, split into sub-blocks that add up to it."""
+
+    stack: str
+    total: float
+    """From the first to the last place of the residual stream; the sum of all `parts`."""
+    standard_error: float | None
+    sequences: int
+    """Sequences that have a value at every place of the stream."""
+    attention: float
+    cross_attention: float
+    feed_forward: float
+    norms: float
+    other: float
+    """Blocks without softmax attention, in hybrids."""
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFacts:
+    """What the model was run on."""
+
+    description: str
+    sha256: str
+    """Hash over the tensors that entered the model, in order."""
+    sequences: int
+    tokens: int
+    """Measured tokens of the first stack: without padding, and without prefix tokens where they were dropped."""
+    skipped: int
+    """Sequences left out because fewer than two tokens remained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Measurement(SavedResult):
+    """What happens to features over depth, on real inputs."""
+
+    kind: ClassVar[str] = "measurement"
+    provenance: Provenance
+    data: DataFacts
+    prefix_tokens: str
+    """kept, dropped, or none where the model has none."""
+    is_partial: bool
+    """Whether the run was interrupted before all data were seen."""
+    values: tuple[PlaceValue, ...]
+    attributions: tuple[Attribution, ...]
+    definitions: tuple[tuple[str, str], ...]
+    """Each metric's name and formula."""
+    problems: tuple[str, ...] = ()
+    """NaN or infinity in activations, with layer and place."""
+
+    def rows(self) -> list[Row]:
+        skip = ("missing",)
+        return [{k: v for k, v in fields_of(value).items() if k not in skip} for value in self.values]
+
+    def curve(self, metric: str, stack: str | None = None) -> list[PlaceValue]:
+        """One metric over depth: the embedding, then the stream as it leaves each block."""
+        stack = self.values[0].stack if stack is None else stack
+        # Places come in the order in which the model passes them, so the last of a depth is what leaves the block.
+        leaving = {
+            value.depth: value
+            for value in self.values
+            if value.metric == metric and value.stack == stack and value.on_stream and value.place != "final_norm"
+        }
+        return [leaving[depth] for depth in sorted(leaving)]
+
+    def plot(self, metric: str = "cosine") -> "matplotlib.figure.Figure":
+        """A figure of the metric over depth with bands of one standard error (needs matplotlib)."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            from oversmooth.errors import MissingDependency
+
+            raise MissingDependency("matplotlib", "report", "plot()") from error
+        figure = Figure(figsize=(6, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for stack in dict.fromkeys(value.stack for value in self.values):
+            points = [point for point in self.curve(metric, stack) if point.mean is not None]
+            depth = [point.depth for point in points]
+            mean = [point.mean or 0.0 for point in points]
+            error = [point.standard_error or 0.0 for point in points]
+            axes.plot(depth, mean, marker="o", label=stack or None)
+            low, high = zip(*((m - e, m + e) for m, e in zip(mean, error, strict=True)), strict=True)
+            axes.fill_between(depth, low, high, alpha=0.25)
+        axes.set(xlabel="depth (0 = embedding)", ylabel=metric, title=self.provenance.target)
+        if len({value.stack for value in self.values}) > 1:
+            axes.legend()
+        return figure
+
+    def __repr__(self) -> str:
+        metrics = [name for name, _ in self.definitions]
+        curve = [value.mean for value in self.curve(metrics[0]) if value.mean is not None]
+        ends = f"{metrics[0]} {curve[0]:.3f} -> {curve[-1]:.3f}" if curve else "no values"
+        partial = ", partial" if self.is_partial else ""
+        return f"<Measurement of {self.provenance.target}: {self.data.sequences} sequences{partial}, {ends}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(f"Measurement of {self.provenance.target}", self.rows())

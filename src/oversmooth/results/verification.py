@@ -1,0 +1,39 @@
+"""Whether a declaration fits a model."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from oversmooth.results.base import Provenance, Row, SavedResult, fields_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCheck:
+    """How well one layer of a live model fits its declaration."""
+
+    stack: str
+    layer: int
+    error: float
+    """Largest deviation from the equal-token identity, relative to the largest output."""
+    tokens: int
+    """Tokens in the sequence that was run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification(SavedResult):
+    """The equal-token identity, checked on a live model: does the declaration fit this very model?"""
+
+    kind: ClassVar[str] = "verification"
+    provenance: Provenance
+    tolerance: float
+    layers: tuple[LayerCheck, ...]
+
+    @property
+    def largest_error(self) -> float:
+        return max(layer.error for layer in self.layers)
+
+    @property
+    def passed(self) -> bool:
+        return self.largest_error <= self.tolerance
+
+    def rows(self) -> list[Row]:
+        return [fields_of(layer) for layer in self.layers]

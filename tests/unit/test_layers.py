@@ -1,0 +1,114 @@
+"""The layer rule: a module imports only from strictly lower levels, and only few touch transformers or timm."""
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import oversmooth
+
+PACKAGE = "oversmooth"
+ROOT = Path(oversmooth.__file__).parent
+
+LEVELS = (
+    ("errors", "torchvision_compat", "models", "samples"),
+    ("results", "metrics", "models.architecture", "models.files", "models.embedded"),
+    ("models.families", "models.store", "models.safetensors_store", "models.pickle_store", "models.gguf_store"),
+    ("models.identify", "models.module_store", "spectra", "tables"),
+    ("models.source",),
+    ("models.live", "models.places", "provenance"),
+    ("models.verify", "inspection", "batches"),
+    ("data",),
+    ("measure",),
+    ("",),  # the package itself: the public names
+    ("cli",),
+)
+"""Modules from the bottom to the top; a new module needs a place here."""
+
+LEVEL: Mapping[str, int] = {
+    f"{PACKAGE}.{name}".rstrip("."): level for level, names in enumerate(LEVELS) for name in names
+}
+MODEL_LIBRARIES = ("transformers", "timm")
+MAY_IMPORT_THEM = ("models.source", "models.live", "data")
+
+
+def module_name(file: Path) -> str:
+    return ".".join((PACKAGE, *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+SOURCES = {module_name(file): file.read_text() for file in sorted(ROOT.rglob("*.py"))}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Every module that is imported anywhere in the tree, inside functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in SOURCES else str(node.module)
+
+
+def violations(module: str, text: str) -> list[str]:
+    """What the module imports from its own level or above."""
+    own = [name for name in imports(ast.parse(text)) if name.split(".")[0] == PACKAGE]
+    return [name for name in own if LEVEL[name] >= LEVEL[module]]
+
+
+def misplaced_model_libraries(module: str, text: str) -> list[str]:
+    """Imports of transformers or timm outside functions, or anywhere in a module that may not have them."""
+    tree = ast.parse(text)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lazy = {id(node) for function in functions for node in ast.walk(function)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [name for name in imports(node) if name.split(".")[0] in MODEL_LIBRARIES]
+            allowed = id(node) in lazy and module.removeprefix(f"{PACKAGE}.") in MAY_IMPORT_THEM
+            found += [] if allowed else names
+    return found
+
+
+def test_every_module_has_a_level_and_every_level_a_module():
+    assert set(LEVEL) == set(SOURCES)
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_a_module_imports_only_from_strictly_lower_levels(module):
+    assert violations(module, SOURCES[module]) == []
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_transformers_and_timm_are_imported_only_inside_functions_of_few_modules(module):
+    assert misplaced_model_libraries(module, SOURCES[module]) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import oversmooth.cli",
+        "from oversmooth import cli",
+        "from oversmooth.models import source",
+        "from oversmooth.models.source import Source",
+        "def later():\n    from oversmooth.inspection import inspect",
+        "if TYPE_CHECKING:\n    from oversmooth.spectra import spectrum",
+    ],
+)
+def test_the_layer_guard_can_fail(text):
+    assert violations("oversmooth.spectra", "from oversmooth.results import Row\n" + text) != []
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("oversmooth.models.source", "import timm"),
+        ("oversmooth.models.source", "class A:\n    from transformers import AutoModel"),
+        ("oversmooth.spectra", "def f():\n    import transformers.models.bert"),
+        ("oversmooth.cli", "async def f():\n    from timm.layers import Mlp"),
+    ],
+)
+def test_the_guard_of_transformers_and_timm_can_fail(module, text):
+    assert misplaced_model_libraries(module, text) != []
