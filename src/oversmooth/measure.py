@@ -171,7 +171,7 @@ class Running:
     def add(self, numbers: Float[Tensor, "batch"]) -> None:
         if not len(numbers):
             return
-        numbers = numbers.double()
+        numbers = numbers.cpu().double()
         count, mean = len(numbers), numbers.mean().item()
         total = self.count + count
         step = mean - self.mean
@@ -240,7 +240,7 @@ class _Run:
             self._sums.setdefault((place, metric.name), Running()).add(found.values[found.defined])
         if on_stream(place.name, self.stacks[place.stack].arch.residual):
             found = log_hfc_lfc.on(moments)
-            self._stream[place] = found.values.double().masked_fill(~found.defined, torch.nan)
+            self._stream[place] = found.values.cpu().double().masked_fill(~found.defined.cpu(), torch.nan)
 
     def finish(self) -> None:
         first = next(iter(self._keep.values()))
@@ -302,7 +302,7 @@ class _Run:
         total = self._totals[label]
 
         def share(part: str) -> float:
-            return sum(item.change for item in parts if item.part == part)
+            return sum((item.change for item in parts if item.part == part), 0.0)
 
         return Attribution(
             stack=label,

@@ -123,10 +123,16 @@ class Moments:
         Squaring loses half of the 16 digits: singular values below about 1e-8 of the largest are noise. Hidden states
         in float32 have no more digits than that.
         """
-        x = self.x.double()
+        x = in_float64(self.x)
         gram = x @ x.mT if x.shape[1] <= x.shape[2] else x.mT @ x
         # One NaN would make eigvalsh refuse the whole batch; `is_finite` marks that sequence as having no value.
-        return torch.linalg.eigvalsh(gram.masked_fill(~self.is_finite[:, None, None], 0)).clamp(min=0).sqrt()
+        finite = self.is_finite.to(x.device)[:, None, None]
+        return torch.linalg.eigvalsh(gram.masked_fill(~finite, 0)).clamp(min=0).sqrt().to(self.x.device, self.x.dtype)
+
+
+def in_float64(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """In double precision, on the CPU where the device (MPS) has none."""
+    return x.cpu().double() if x.device.type == "mps" else x.double()
 
 
 # --- what a metric is -----------------------------------------------------------------------------------------------
@@ -211,8 +217,8 @@ def cosine_abs(moments: Moments) -> Float[Tensor, "batch"]:
     The variant of Wang et al. 2022: orthogonal tokens give 1/n, not 0. Invariant to scaling each token, to rotating
     d_model and to token order. Takes n^2 numbers in float64. Zero tokens are treated as in `cosine`.
     """
-    directions = moments.x.double() * moments.inverse_norms[..., None].double()
-    mean = (directions @ directions.mT).abs().sum((1, 2)) / moments.n.square()
+    directions = in_float64(moments.x) * in_float64(moments.inverse_norms[..., None])
+    mean = (directions @ directions.mT).abs().sum((1, 2)).to(moments.x.device, moments.x.dtype) / moments.n.square()
     return mean.clamp(max=1).masked_fill((moments.norms > 0).sum(1) < 2, torch.nan)
 
 

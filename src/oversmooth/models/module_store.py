@@ -30,7 +30,7 @@ class ModuleStore:
         tensor = getattr(owner, attribute)
         if tensor.is_meta:
             raise BrokenFile(f"the module's tensor {name!r}", "values", "a tensor on the meta device", "Load it first.")
-        return tensor.detach()
+        return tensor.detach().cpu() if tensor.device.type == "mps" else tensor.detach()  # MPS has no float64
 
     def module(self, path: str) -> nn.Module:
         """The submodule at a path."""

@@ -1,6 +1,7 @@
 """`.bin`, `.pt` and `.pth` files, loaded with `weights_only=True` and memory-mapped: nothing in them is executed."""
 
 import pickle
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,7 +51,13 @@ class PickleStore:
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """The state dict in a pickle file, mapped where the format allows it; refuses everything that is not tensors."""
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        is_zip = zipfile.is_zipfile(path)
+        with path.open("rb") as file:
+            if not is_zip and file.read(1) != pickle.PROTO:
+                raise BrokenFile(str(path), "a PyTorch state dict", "neither a zip archive nor a pickle")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of pickle protocols that are refused next
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         reason = str(error).strip()
         if "Unsupported global" in reason or "Weights only" in reason or "weights_only" in reason.lower():
