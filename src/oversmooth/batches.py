@@ -19,7 +19,7 @@ DECODER_TOKENS = 8
 IMAGE, TEXT, AUDIO = "pixel_values", "input_ids", ("input_values", "input_features")
 
 
-def prepare(model: nn.Module, config: Mapping[str, Any], batch: Batch, limit: float) -> dict[str, Tensor]:
+def prepare(model: nn.Module, config: Mapping[str, Any], batch: Batch, limit: int | None = None) -> dict[str, Tensor]:
     """The batch as keyword arguments of the model (the name `""` for the one positional tensor), at most `limit` rows.
 
     Encoder-decoder models without a decoder input get the encoder's text again, or a short run of token ids for audio.
@@ -29,8 +29,8 @@ def prepare(model: nn.Module, config: Mapping[str, Any], batch: Batch, limit: fl
     named = _named(model, config, batch)
     inputs = {name: torch.as_tensor(value).to(device) for name, value in named.items()}
     rows = min(len(value) for value in inputs.values() if value.ndim)
-    if limit < rows:
-        inputs = {name: value[: int(limit)] if value.ndim else value for name, value in inputs.items()}
+    if limit is not None and limit < rows:
+        inputs = {name: value[:limit] if value.ndim else value for name, value in inputs.items()}
     dtype = next(model.parameters()).dtype
     inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
     _check_ids(model, inputs)

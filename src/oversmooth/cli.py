@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from oversmooth.errors import OversmoothError
+from oversmooth.writing import require_writable
 
 app = typer.Typer(
     add_completion=False,
@@ -69,8 +70,7 @@ def inspect(
     from oversmooth import tables
     from oversmooth.inspection import inspect as inspect_
 
-    if csv is not None:
-        tables.require_writable(csv)
+    require_writable(csv)
     with _progress("Reading layers") as progress:
         result = inspect_(
             target or _embedded_default(),
@@ -135,6 +135,7 @@ def measure(
     from oversmooth.measure import measure as measure_
     from oversmooth.metrics import DEFAULT_METRICS, METRICS
 
+    require_writable(csv, parquet)
     names = tuple(metrics.split(",")) if metrics else DEFAULT_METRICS
     if metrics == "all":
         names = tuple(name for name, metric in METRICS.items() if not metric.images_only)

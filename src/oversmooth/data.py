@@ -12,7 +12,7 @@ Tokenizers and image processors come from the model's own folder.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +181,8 @@ def _dataset(data: str, kind: str) -> Iterator[Item]:
 
 def _columns(data: str, rows: Any, kind: str) -> Iterator[Item]:
     """Rows with one column, the first that holds what the model takes."""
-    preview = next(iter(rows.take(1)), None)
+    iterator = iter(rows)
+    preview = next(iterator, None)
     if preview is None:
         return iter(())
     fits: Callable[[Any], bool] = (lambda v: isinstance(v, str)) if kind == "text" else _is_image
@@ -189,7 +190,9 @@ def _columns(data: str, rows: Any, kind: str) -> Iterator[Item]:
     names = [name for name in (*preferred, *preview) if name in preview and fits(preview[name])]
     if not names:
         raise UnreadableData(data, f"a column with {kind}", f"the columns {', '.join(preview)}")
-    return ({kind: _as_image(row[names[0]]) if kind == "image" else row[names[0]]} for row in rows)
+    return (
+        {kind: _as_image(row[names[0]]) if kind == "image" else row[names[0]]} for row in chain([preview], iterator)
+    )
 
 
 def _is_image(value: Any) -> bool:

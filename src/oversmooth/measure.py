@@ -20,7 +20,7 @@ from oversmooth.batches import Batch, keep_mask, prepare, run_checked
 from oversmooth.data import load_data
 from oversmooth.errors import NoData, OutOfRange, UnknownName
 from oversmooth.metrics import DEFAULT_METRICS, Choice, Metric, Moments, log_hfc_lfc, lookup, measurable
-from oversmooth.models.live import load_model
+from oversmooth.models.live import load_model, move
 from oversmooth.models.module_store import ModuleStore
 from oversmooth.models.places import BRANCHES, NORMS, PLACES, STREAM, Place, observed, on_stream
 from oversmooth.models.source import Stack, Target, open_source
@@ -72,7 +72,7 @@ def measure(
     source = open_source(target)
     model = load_model(source, "measure", trust_remote_code=trust_remote_code)
     if device is not None:
-        model.to(device)
+        move(model, device)
     live = open_source(model)
     assert isinstance(live.store, ModuleStore)
     stacks = live.stacks()
@@ -90,13 +90,13 @@ def measure(
         drop_prefix=prefix_tokens == "drop",
     )
     is_partial = False
-    limit = math.inf if max_samples is None else max_samples
     with _quiet_eval(model), observed(stacks, live.store, run_.observe, run_.wants) as restart:
         try:
             for batch in batches:
-                if run_.seen >= limit:
+                remaining = None if max_samples is None else max_samples - run_.seen
+                if remaining == 0:
                     break
-                inputs = prepare(model, live.config, batch, limit - run_.seen)
+                inputs = prepare(model, live.config, batch, remaining)
                 run_.begin(inputs)
                 restart()
                 run_checked(model, inputs)
@@ -202,6 +202,7 @@ class _Run:
     _inputs: Mapping[str, Tensor] = field(default_factory=dict)
     _sums: dict[tuple[Place, str], Running] = field(default_factory=dict)
     _keep: dict[str, tuple[Bool[Tensor, "batch token"], Bool[Tensor, "batch"]]] = field(default_factory=dict)
+    _pending: list[tuple[Place, str, Float[Tensor, "defined"]]] = field(default_factory=list)
     _stream: dict[Place, Float[Tensor, "batch"]] = field(default_factory=dict)
     _parts: dict[str, dict[Place, Running]] = field(default_factory=dict)
     _totals: dict[str, Running] = field(default_factory=dict)
@@ -218,6 +219,7 @@ class _Run:
         self._inputs = inputs
         self._keep.clear()
         self._stream.clear()
+        self._pending.clear()
 
     def observe(self, place: Place, h: Float[Tensor, "batch token d_model"]) -> None:
         if place.stack not in self._keep:
@@ -237,12 +239,15 @@ class _Run:
             self.problems[place] = f"NaN or infinity in {broken} of {len(h)} sequences, first seen at {where}"
         for metric in self.chosen if place.name in self.names else ():
             found = metric.on(moments)
-            self._sums.setdefault((place, metric.name), Running()).add(found.values[found.defined])
+            self._pending.append((place, metric.name, found.values[found.defined]))
         if on_stream(place.name, self.stacks[place.stack].arch.residual):
             found = log_hfc_lfc.on(moments)
             self._stream[place] = found.values.cpu().double().masked_fill(~found.defined.cpu(), torch.nan)
 
     def finish(self) -> None:
+        """Takes the batch into the averages; one that was interrupted never gets here."""
+        for place, metric, values in self._pending:
+            self._sums.setdefault((place, metric), Running()).add(values)
         first = next(iter(self._keep.values()))
         self.seen += int(first[1].sum())
         self.skipped += int((~first[1]).sum())

@@ -9,26 +9,36 @@ extremes only. Everything is computed in float64, or in float32 where asked; nev
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 
 from oversmooth.models.architecture import AttentionWeights
 from oversmooth.results import HeadSpectrum, Missing, Spectrum
 
 DENSE_UP_TO = 2048
-"""Largest matrix whose eigenvalues are all computed unless asked: about ten seconds in float64 on two cores."""
-CLUSTER = 1e-5
-"""Computed eigenvalues closer than this, relative to the norm, may belong to one defective eigenvalue."""
-DEFECTIVE_CONDITION = 1e7
-"""Condition of an eigenvalue, in float64, above which the matrix counts as not diagonalizable: 1 / sqrt(epsilon)."""
+"""Largest matrix whose eigenvalues are all computed unless asked: about ten seconds in float64 on one core."""
 KRYLOV_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-KRYLOV_SIZE = 32
+KRYLOV_WANTED = 4
+"""Extreme eigenvalues sought per search: more than the one reported, so that a close rival is not missed."""
+KRYLOV_SIZE = 40
 """Basis vectors kept between restarts."""
+KRYLOV_RESTARTS = 300
+DEFECTIVE_CONDITION = 1e5
+"""Smallest condition of an eigenvalue that can count as defective; simple ones of real layers stay below 1e4."""
+LARGEST_BLOCK = 6
+"""Largest Jordan block whose trace in the computed eigenvalues is looked for (note "Splitting")."""
+
+# Splitting. In floating point a Jordan block of order k shows up as k eigenvalues on a circle of radius about
+# `norm * epsilon^(1/k)`, each with a condition number of about `epsilon^(1/k - 1)`: closing the gap between two of
+# them takes a perturbation of `gap / (2 condition)`, which is rounding. A repeated eigenvalue that is not defective
+# splits by `norm * epsilon` only, with modest condition. So circles are looked for first, which needs no eigenvectors,
+# and where there is one the conditions decide.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ValueMap:
     """The map M that a layer adds to what all tokens share, `x -> x + M x`, as a product `left @ right` plus `extra`.
 
@@ -43,23 +53,34 @@ class ValueMap:
     def size(self) -> int:
         return self.left.shape[0]
 
+    @property
+    def has_forced_zeros(self) -> bool:
+        """Whether there are fewer channels than the width, so that some eigenvalues are exactly zero."""
+        return self.extra is None and self.left.shape[1] < self.size
+
+    @property
+    def core_size(self) -> int:
+        return self.left.shape[1] if self.has_forced_zeros else self.size
+
     def apply(self, x: Float[Tensor, "d_model column"]) -> Float[Tensor, "d_model column"]:
         product = self.left @ (self.right @ x)
         return product if self.extra is None else self.extra(x + product) - x
 
+    @cached_property
     def core(self) -> Float[Tensor, "core core"]:
         """The smallest matrix with the same nonzero eigenvalues."""
-        if self.extra is None and self.left.shape[1] < self.size:
+        if self.has_forced_zeros:
             return self.right @ self.left
+        product = self.left @ self.right
         if self.extra is None:
-            return self.left @ self.right
+            return product
         eye = torch.eye(self.size, dtype=self.left.dtype, device=self.left.device)
-        return self.extra(eye + self.left @ self.right) - eye
+        return self.extra(eye + product) - eye
 
 
 def plain_map(weights: AttentionWeights, dtype: torch.dtype) -> ValueMap:
     """`M = W_O W_V`, with the output weights of heads that share values summed."""
-    return ValueMap(left=weights.w_o_shared.to(dtype).flatten(1), right=weights.w_v.to(dtype).flatten(0, 1))
+    return ValueMap(left=_summed_output(weights, dtype), right=weights.w_v.to(dtype).flatten(0, 1))
 
 
 def folded_map(weights: AttentionWeights, dtype: torch.dtype) -> tuple[ValueMap, str] | None:
@@ -95,71 +116,73 @@ def folded_map(weights: AttentionWeights, dtype: torch.dtype) -> tuple[ValueMap,
     return ValueMap(left=left, right=right, extra=norm_after), ", ".join([*words, "norm after the sum"])
 
 
+def _summed_output(weights: AttentionWeights, dtype: torch.dtype) -> Float[Tensor, "d_model channel"]:
+    """Output weights summed over the query heads that read the same value head; converted before they are summed."""
+    members = weights.w_o.unflatten(1, (weights.n_kv, weights.n_heads // weights.n_kv)).unbind(2)
+    total = members[0].to(dtype)
+    for member in members[1:]:
+        total = total + member
+    return total.flatten(1)
+
+
 # --- spectra --------------------------------------------------------------------------------------------------------
 
 
 def spectrum(value_map: ValueMap, *, full: bool = False) -> Spectrum:
     """Spectrum of a map: every eigenvalue where its core is small or `full` is asked, otherwise certified extremes."""
-    core_size = value_map.size if value_map.extra else min(value_map.left.shape)
-    if full or core_size <= DENSE_UP_TO:
-        return _dense_spectrum(value_map)
-    return _krylov_spectrum(value_map)
+    is_small = value_map.core_size <= DENSE_UP_TO or value_map.size <= KRYLOV_SIZE
+    return _dense_spectrum(value_map) if full or is_small else _krylov_spectrum(value_map)
 
 
 def _dense_spectrum(value_map: ValueMap) -> Spectrum:
-    core = value_map.core()
+    core = value_map.core
     values = torch.linalg.eigvals(core)
-    forced_zeros = value_map.size - len(values)
-    everything = torch.cat([values, values.new_zeros(1)]) if forced_zeros else values
-    dominating = everything[(1 + everything).abs().argmax()]
-    condition = eigenvalue_condition(core, values[(values - dominating).abs().argmin()])
-    is_defective = condition is None or has_defective_cluster(core, values)
-    order = values.real.argsort()
-    missing = ()
-    if condition is None:
-        reason = "the dominating eigenvalue is defective: its condition number is not finite"
-        missing = (Missing(field="condition", reason=reason),)
+    values = values[values.real.argsort()]
+    everything = torch.cat([values, values.new_zeros(1)]) if value_map.has_forced_zeros else values
+    dominating = complex(everything[(1 + everything).abs().argmax()])
+    condition, is_defective, missing = _conditioning(value_map, values, dominating)
     return Spectrum(
         size=value_map.size,
-        rho_dc=(1 + dominating).abs().item(),
-        dominating=_pair(dominating),
+        rho_dc=abs(1 + dominating),
+        dominating=(dominating.real, abs(dominating.imag)),
         spectral_radius=values.abs().max().item(),
         min_real=everything.real.min().item(),
         max_real=everything.real.max().item(),
-        negative_share=(values.real < 0).sum().item() / value_map.size,
+        negative_share=_negative(values, core).sum().item() / value_map.size,
         route="dense",
         residual=None,
         condition=condition,
         is_defective=is_defective,
-        eigenvalues=tuple(_pair(value) for value in values[order]),
+        eigenvalues=tuple(zip(values.real.tolist(), values.imag.tolist(), strict=True)),
         missing=(Missing(field="residual", reason="every eigenvalue was computed by a direct method"), *missing),
     )
 
 
 def _krylov_spectrum(value_map: ValueMap) -> Spectrum:
-    """Extremes by restarted Arnoldi (ARPACK) on the factored map; at most a few hundred products with it."""
-    dominating, worst = _extreme(value_map, "LM", shift=1.0)
-    rightmost, residual = _extreme(value_map, "LR")
-    worst = max(worst, residual)
-    leftmost, residual = _extreme(value_map, "SR")
-    worst = max(worst, residual)
-    largest, residual = _extreme(value_map, "LM")
-    worst = max(worst, residual)
-    # Fewer channels than the width force eigenvalues of exactly zero, which can be the extreme ones.
-    has_zeros = value_map.extra is None and value_map.left.shape[1] < value_map.size
-    if has_zeros and abs(1 + dominating) < 1:
-        dominating = 0j
+    """Extremes by restarted Arnoldi (ARPACK) on the factored map; every eigenvalue where that does not converge."""
+    from scipy.sparse.linalg import ArpackError
+
+    try:
+        searches = (("LM", 1.0), ("LM", 0.0), ("LR", 0.0), ("SR", 0.0))
+        found = [pair for which, shift in searches for pair in _extremes(value_map, which, shift)]
+    except ArpackError:
+        return _dense_spectrum(value_map)
+    if value_map.has_forced_zeros:
+        found.append((0j, 0.0))
+    # One search may meet a better candidate for another: each extreme is taken among everything that was found.
+    dominating, largest = max(found, key=lambda pair: abs(1 + pair[0])), max(found, key=lambda pair: abs(pair[0]))
+    leftmost, rightmost = min(found, key=lambda pair: pair[0].real), max(found, key=lambda pair: pair[0].real)
     why = "only the extremes were computed (Krylov route); ask for the full spectrum to have it"
     return Spectrum(
         size=value_map.size,
-        rho_dc=abs(1 + dominating),
-        dominating=(dominating.real, dominating.imag),
-        spectral_radius=abs(largest),
-        min_real=min(leftmost.real, 0.0) if has_zeros else leftmost.real,
-        max_real=max(rightmost.real, 0.0) if has_zeros else rightmost.real,
+        rho_dc=abs(1 + dominating[0]),
+        dominating=(dominating[0].real, abs(dominating[0].imag)),
+        spectral_radius=abs(largest[0]),
+        min_real=leftmost[0].real,
+        max_real=rightmost[0].real,
         negative_share=None,
         route="krylov",
-        residual=worst,
+        residual=max(residual for _, residual in (dominating, largest, leftmost, rightmost)),
         condition=None,
         is_defective=None,
         eigenvalues=None,
@@ -169,151 +192,220 @@ def _krylov_spectrum(value_map: ValueMap) -> Spectrum:
     )
 
 
-def _extreme(value_map: ValueMap, which: str, shift: float = 0.0) -> tuple[complex, float]:
-    """One extreme eigenvalue by ARPACK and its residual; `LM`: modulus of `shift + lambda`, `LR`, `SR`: real part."""
-    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
+def _extremes(value_map: ValueMap, which: str, shift: float) -> list[tuple[complex, float]]:
+    """Extreme eigenvalues, each with its residual; `LM`: modulus of `shift + lambda`, `LR`, `SR`: real part."""
+    from scipy.sparse.linalg import LinearOperator, eigs
 
-    size, dtype = value_map.size, value_map.left.dtype
-    device = value_map.left.device
+    size, dtype, device = value_map.size, value_map.left.dtype, value_map.left.device
 
     def product(vector):  # type: ignore[no-untyped-def]  # numpy in, numpy out, as scipy calls it
         x = torch.from_numpy(vector).to(device=device, dtype=dtype).reshape(size, 1)
         return (value_map.apply(x) + shift * x).flatten().cpu().numpy()
 
-    operator = LinearOperator((size, size), matvec=product, dtype=str(dtype).removeprefix("torch."))
-    start = torch.ones(size, dtype=dtype).numpy()  # fixed, so that the result does not depend on a global seed
-    start[::2] = -0.5
-    try:
-        values, vectors = eigs(
-            operator, k=2, which=which, ncv=KRYLOV_SIZE, v0=start, tol=KRYLOV_TOLERANCE[dtype], maxiter=300
-        )
-    except ArpackNoConvergence as error:
-        values, vectors = error.eigenvalues, error.eigenvectors
-        if not len(values):
-            return _extreme_dense(value_map, which, shift)
-    key = {"LM": abs, "LR": lambda value: value.real, "SR": lambda value: -value.real}[which]
-    best = max(range(len(values)), key=lambda k: key(values[k]))
-    value, vector = complex(values[best]), torch.from_numpy(vectors[:, best])
-    parts = torch.stack([vector.real, vector.imag], 1).to(device=device, dtype=dtype)
-    image = value_map.apply(parts) + shift * parts
-    error = torch.complex(image[:, 0], image[:, 1]).cpu() - value * vector
-    scale = max(abs(value), torch.finfo(dtype).tiny)
-    return value - shift, float(error.norm() / vector.norm()) / scale
+    # A generator of its own: the result depends on no global seed, and no structure of the weights is orthogonal to it.
+    start = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=dtype).numpy()
+    values, vectors = eigs(
+        LinearOperator((size, size), matvec=product, dtype=start.dtype),
+        k=KRYLOV_WANTED,
+        which=which,
+        ncv=KRYLOV_SIZE,
+        v0=start,
+        tol=KRYLOV_TOLERANCE[dtype],
+        maxiter=KRYLOV_RESTARTS,
+    )
+    x = torch.from_numpy(vectors)
+    image = torch.complex(*(value_map.apply(part.to(device, dtype)).cpu() for part in (x.real, x.imag)))
+    mu = torch.from_numpy(values)
+    error = torch.linalg.vector_norm(image + shift * x - mu * x, dim=0) / torch.linalg.vector_norm(x, dim=0)
+    residual = error / mu.abs().clamp(min=torch.finfo(dtype).tiny)
+    return [(complex(value) - shift, float(error)) for value, error in zip(values, residual, strict=True)]
 
 
-def _extreme_dense(value_map: ValueMap, which: str, shift: float) -> tuple[complex, float]:
-    """The same from all eigenvalues, where Krylov does not converge: slow, but never a wrong number."""
-    values = torch.linalg.eigvals(value_map.core()) + shift
-    key = {"LM": values.abs(), "LR": values.real, "SR": -values.real}[which]
-    return complex(values[key.argmax()]) - shift, 0.0
+def head_cores(weights: AttentionWeights, dtype: torch.dtype) -> Float[Tensor, "head core core"]:
+    """Per head the `d_head x d_head` matrix `W_V^h W_O^h`, which has the nonzero eigenvalues of the head's own map.
 
-
-def head_cores(weights: AttentionWeights, dtype: torch.dtype) -> Float[Tensor, "head d_head d_head"]:
-    """Per head the `d_head x d_head` matrix `W_V^h W_O^h`, which has the nonzero eigenvalues of the head's own map."""
-    w_v = weights.w_v.to(dtype).repeat_interleave(weights.n_heads // weights.n_kv, 0)
-    return w_v @ weights.w_o.to(dtype).transpose(0, 1)
+    Where heads are wider than the model, the map itself: it is the smaller one then.
+    """
+    group = weights.n_heads // weights.n_kv
+    cores = []
+    for kv, w_v in enumerate(weights.w_v):  # one at a time: all heads in float64 would be the largest thing in memory
+        w_v = w_v.to(dtype)
+        w_o = weights.w_o[:, kv * group : (kv + 1) * group].to(dtype)
+        if weights.d_head <= weights.d_model:
+            cores.append((w_v @ w_o.flatten(1)).unflatten(1, (group, weights.d_head)).transpose(0, 1))
+        else:
+            cores.append(w_o.transpose(0, 1) @ w_v)
+    return torch.cat(cores)
 
 
 def head_spectra(weights: AttentionWeights, dtype: torch.dtype) -> tuple[HeadSpectrum, ...]:
     """The eigenvalues of every head's own map."""
-    values = torch.linalg.eigvals(head_cores(weights, dtype))
-    group = weights.n_heads // weights.n_kv
-    has_zeros = weights.d_head < weights.d_model
-    return tuple(_head_spectrum(head, head // group, values[head], has_zeros) for head in range(weights.n_heads))
-
-
-def _head_spectrum(head: int, kv_head: int, values: Complex[Tensor, "d_head"], has_zeros: bool) -> HeadSpectrum:
-    ordered = values[values.real.argsort()]
-    rho = (1 + values).abs().max().item()
-    return HeadSpectrum(
-        head=head,
-        kv_head=kv_head,
-        rho_dc=max(rho, 1.0) if has_zeros else rho,
-        spectral_radius=values.abs().max().item(),
-        min_real=ordered.real[0].item(),
-        max_real=ordered.real[-1].item(),
-        negative_share=(values.real < 0).double().mean().item(),
-        eigenvalues=tuple(_pair(value) for value in ordered),
+    cores = head_cores(weights, dtype)
+    values = torch.linalg.eigvals(cores)
+    values = values.gather(1, values.real.argsort(1))
+    negative_share = _negative(values, cores).double().mean(1).tolist()
+    radius, rho = values.abs().amax(1).tolist(), (1 + values).abs().amax(1)
+    if weights.d_head < weights.d_model:  # the head's map has eigenvalues of exactly zero as well
+        rho = rho.clamp(min=1.0)
+    real, imaginary, rho = values.real.tolist(), values.imag.tolist(), rho.tolist()
+    return tuple(
+        HeadSpectrum(
+            head=head,
+            kv_head=head * weights.n_kv // weights.n_heads,
+            rho_dc=rho[head],
+            spectral_radius=radius[head],
+            min_real=real[head][0],
+            max_real=real[head][-1],
+            negative_share=negative_share[head],
+            eigenvalues=tuple(zip(real[head], imaginary[head], strict=True)),
+        )
+        for head in range(weights.n_heads)
     )
 
 
-def _pair(value: Complex[Tensor, ""]) -> tuple[float, float]:
-    return value.real.item(), value.imag.item()
+def _negative(values: Complex[Tensor, "... core"], core: Float[Tensor, "... core core"]) -> Bool[Tensor, "... core"]:
+    """Which eigenvalues have a negative real part, beyond the rounding error of an eigenvalue that is zero."""
+    rounding = core.shape[-1] * torch.finfo(core.dtype).eps * torch.linalg.matrix_norm(core)
+    return values.real < -rounding[..., None]
 
 
-# --- size, symmetry, conditioning -----------------------------------------------------------------------------------
+# --- size and symmetry ----------------------------------------------------------------------------------------------
 
 
 def value_norm_and_asymmetry(value_map: ValueMap) -> tuple[float, float | None]:
-    """`norm(H)` and `norm(H - H^T) / (2 norm(H))`, Frobenius, without forming H: its factors' Gram matrices suffice.
+    """`norm(H)` and `norm(H - H^T) / (2 norm(H))`, Frobenius, for a map without `extra`.
 
-    `norm(H - H^T)^2 = 2 norm(H)^2 - 2 tr(H H)`. The asymmetry of H = 0 does not exist.
+    Of low-rank maps H is not formed: `norm(H - H^T)^2 = 2 norm(H)^2 - 2 tr(H H)`, and the Gram matrices of the factors
+    give both. The asymmetry of H = 0 does not exist.
     """
-    left, right = value_map.left, value_map.right
-    if left.shape[1] < left.shape[0]:
-        core = right @ left
+    assert value_map.extra is None, "asked for a plain map, whose factors are all there is"
+    left, right, core = value_map.left, value_map.right, value_map.core
+    if value_map.has_forced_zeros:
         square = ((left.T @ left) * (right @ right.T)).sum()
-        trace = (core * core.T).sum()
+        twice_skew = (2 * (square - (core * core.T).sum())).clamp(min=0).sqrt()
+        norm = square.clamp(min=0).sqrt().item()
     else:
-        product = left @ right
-        square, trace = product.square().sum(), (product * product.T).sum()
-    norm = square.clamp(min=0).sqrt().item()
-    if norm == 0.0:
-        return 0.0, None
-    return norm, ((2 * (square - trace)).clamp(min=0).sqrt() / (2 * norm)).item()
+        norm, twice_skew = torch.linalg.matrix_norm(core).item(), torch.linalg.matrix_norm(core - core.T)
+    return (norm, twice_skew.item() / (2 * norm)) if norm else (0.0, None)
 
 
 def bias_norm(weights: AttentionWeights, dtype: torch.dtype) -> float:
     """Length of `W_O b_V`, which attention adds to every token alike because its rows sum to one."""
     if weights.b_v is None:
         return 0.0
-    return (weights.w_o_shared.to(dtype).flatten(1) @ weights.b_v.to(dtype).flatten()).norm().item()
+    return (_summed_output(weights, dtype) @ weights.b_v.to(dtype).flatten()).norm().item()
 
 
-def eigenvalue_condition(matrix: Float[Tensor, "size size"], value: Complex[Tensor, ""]) -> float | None:
+# --- conditioning ---------------------------------------------------------------------------------------------------
+
+
+def eigenvalue_condition(
+    matrix: Float[Tensor, "size size"], value: complex | Complex[Tensor, ""], multiplicity: int = 1
+) -> float | None:
     """Condition number `1 / |y^H x|` of an eigenvalue, y and x its left and right unit vectors; 1 is best.
 
-    Two steps of inverse iteration with one factorisation. `None` when it is not finite: the eigenvalue is defective.
+    Of a repeated one: the norm of its spectral projector. `None` when it is not finite: the eigenvalue is defective.
     """
-    size = matrix.shape[0]
-    if size == 1:
-        return 1.0
-    norm = torch.linalg.matrix_norm(matrix).item()
+    vectors = _eigenvectors(matrix, complex(value), multiplicity)
+    return None if vectors is None else _projector_norm(*vectors)
+
+
+def _conditioning(
+    value_map: ValueMap, values: Complex[Tensor, "core"], dominating: complex
+) -> tuple[float | None, bool | None, tuple[Missing, ...]]:
+    """Condition of the dominating eigenvalue of the map itself, and whether the map is defective; with reasons."""
+    core, missing = value_map.core, []
+    scale = _spectral_norm(core)
+    tight = scale * torch.finfo(core.dtype).eps ** 0.7  # between rounding and its square root (note "Splitting")
+    is_defective, is_dominating = None, False
+    if core.dtype == torch.float64:
+        is_defective, is_dominating = _defects(value_map, values, dominating, scale)
+    else:
+        missing.append(Missing(field="is_defective", reason="float32 is too coarse to tell; compute in float64"))
+    condition: float | None = None
+    if value_map.has_forced_zeros and abs(dominating) <= tight:
+        condition = _zero_condition(value_map)
+    elif not is_dominating:
+        multiplicity = int(((values - dominating).abs() <= tight).sum())
+        if (vectors := _eigenvectors(core, dominating, multiplicity)) is not None:
+            right, left = vectors
+            if value_map.has_forced_zeros:  # from eigenvectors of R L to those of L R
+                right, left = value_map.left.to(right.dtype) @ right, value_map.right.T.to(left.dtype) @ left
+            condition = _projector_norm(right, left)
+    if condition is None:
+        reason = "the dominating eigenvalue is defective: its condition number is not finite"
+        missing.append(Missing(field="condition", reason=reason))
+    return condition, is_defective, tuple(missing)
+
+
+def _eigenvectors(matrix: Tensor, value: complex, multiplicity: int) -> tuple[Tensor, Tensor] | None:
+    """Bases of the right and left eigenvectors by inverse iteration, in real arithmetic where the eigenvalue is real.
+
+    `None` where there are fewer eigenvectors than the multiplicity says.
+    """
+    norm, epsilon = torch.linalg.matrix_norm(matrix).item(), torch.finfo(matrix.dtype).eps
+    work = matrix.to(torch.promote_types(matrix.dtype, torch.complex64)) if value.imag else matrix
+    mu = value if value.imag else value.real
+    start = torch.randn(len(matrix), multiplicity, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    right = left = torch.linalg.qr(start.to(work)).Q
     if norm == 0.0:
-        return 1.0
-    epsilon = torch.finfo(matrix.dtype).eps
-    eye = torch.eye(size, dtype=value.dtype, device=matrix.device)
+        return right, left
     # A shift of a few epsilons keeps the factorisation regular and costs no accuracy in the vectors.
-    factors = torch.linalg.lu_factor(matrix.to(value.dtype) - (value + 10 * epsilon * norm) * eye)
-    start = torch.linspace(1.0, 2.0, size, dtype=matrix.dtype, device=matrix.device).to(value.dtype)[:, None]
-    right, left = start, start
+    shift = mu + 10 * epsilon * norm
+    factors = torch.linalg.lu_factor(work - shift * torch.eye(len(work), dtype=work.dtype, device=work.device))
     for _ in range(2):
-        right = torch.linalg.lu_solve(*factors, right)
-        left = torch.linalg.lu_solve(*factors, left, adjoint=True)
-        right, left = right / right.norm(), left / left.norm()
-    cosine = (left.conj() * right).sum().abs().item()
-    is_finite = math.isfinite(cosine) and cosine > 1.0 / DEFECTIVE_CONDITION
-    return 1.0 / cosine if is_finite else None
+        right = torch.linalg.qr(torch.linalg.lu_solve(*factors, right)).Q
+        left = torch.linalg.qr(torch.linalg.lu_solve(*factors, left, adjoint=True)).Q
+    residual = torch.linalg.matrix_norm(work @ right - mu * right).item()
+    return (right, left) if residual <= math.sqrt(epsilon) * norm else None
 
 
-def has_defective_cluster(matrix: Float[Tensor, "size size"], values: Complex[Tensor, "size"]) -> bool:
-    """Whether nearly equal eigenvalues share too few eigenvectors, so that the matrix is not diagonalizable.
+def _projector_norm(right: Tensor, left: Tensor) -> float | None:
+    """Norm of the projector on the span of `right` along the complement of `left`; `None` beyond 1 / sqrt(epsilon)."""
+    overlap = torch.linalg.svdvals(torch.linalg.qr(left).Q.mH @ torch.linalg.qr(right).Q)[-1].item()
+    # A cosine exceeds one only by rounding.
+    return max(1.0 / overlap, 1.0) if overlap > math.sqrt(torch.finfo(right.dtype).eps) else None
 
-    A defective eigenvalue always splits into a cluster of computed ones, so where all are well apart no eigenvector is
-    needed; otherwise the condition of every eigenvalue in a cluster decides.
+
+def _zero_condition(value_map: ValueMap) -> float | None:
+    """Condition of the eigenvalue zero that a low-rank map has: how far its range stays from its kernel.
+
+    `None` where they meet: zero is defective then, even if the core is not (`e_1 e_2^T` has the core 0).
     """
-    scale = torch.linalg.matrix_norm(matrix).item()
-    if scale == 0.0 or len(values) < 2:
-        return False
-    order = values.real.argsort()
-    sorted_values = values[order]
-    gaps = torch.full(values.shape, math.inf, dtype=matrix.dtype)
-    for step in range(1, min(4, len(values))):  # conjugate pairs interleave equal real parts
-        distance = (sorted_values[step:] - sorted_values[:-step]).abs()
-        gaps[step:] = torch.minimum(gaps[step:], distance)
-        gaps[:-step] = torch.minimum(gaps[:-step], distance)
-    if not bool((gaps < CLUSTER * scale).any()):
-        return False
-    vectors = torch.linalg.eig(matrix).eigenvectors
-    smallest = torch.linalg.svdvals(vectors)[-1].item()
-    return smallest < 1.0 / DEFECTIVE_CONDITION
+    q_left, r_left = torch.linalg.qr(value_map.left)
+    q_right, r_right = torch.linalg.qr(value_map.right.T)
+    u, sizes, vh = torch.linalg.svd(r_left @ r_right.T)
+    rank = int((sizes > value_map.size * torch.finfo(sizes.dtype).eps * sizes[0]).sum()) if sizes[0] else 0
+    return _projector_norm(q_left @ u[:, :rank], q_right @ vh[:rank].T) if rank else 1.0
+
+
+def _defects(
+    value_map: ValueMap, values: Complex[Tensor, "core"], dominating: complex, scale: float
+) -> tuple[bool, bool]:
+    """Whether the map has a Jordan block (note "Splitting"), and whether one is at the dominating eigenvalue."""
+    points = torch.cat([values, values.new_zeros(1)]) if value_map.has_forced_zeros else values
+    nearest, _ = (points[:, None] - points).abs().topk(min(LARGEST_BLOCK, len(points)), largest=False)
+    epsilon = torch.finfo(nearest.dtype).eps
+    radii = [8 * scale * epsilon ** (1 / order) for order in range(2, nearest.shape[1] + 1)]
+    if not bool((nearest[:, 1:] <= nearest.new_tensor(radii)).any()):
+        return False, False
+    from scipy.linalg import eig  # both kinds of eigenvectors, each found on its own: none has to be inverted
+
+    eigenvalues, left, right = (torch.from_numpy(x) for x in eig(value_map.core.cpu().numpy(), left=True, right=True))
+    condition = 1 / (left.conj() * right).sum(0).abs()
+    gaps = (eigenvalues[:, None] - eigenvalues).abs().fill_diagonal_(math.inf).amin(1)
+    closing = gaps / (2 * condition)
+    is_block = (condition > DEFECTIVE_CONDITION) & (closing <= 10 * len(values) * epsilon * scale)
+    at_zero = False
+    if value_map.has_forced_zeros:  # where the core is zero the map decides, not the core
+        is_block &= eigenvalues.abs() > 10 * math.sqrt(epsilon) * scale
+        at_zero = _zero_condition(value_map) is None
+    return at_zero or bool(is_block.any()), bool(is_block[(eigenvalues - dominating).abs().argmin()])
+
+
+def _spectral_norm(matrix: Float[Tensor, "size size"]) -> float:
+    """Largest singular value to a few per cent, by power iteration."""
+    x = torch.randn(len(matrix), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(matrix)
+    for _ in range(20):
+        x = matrix.T @ (matrix @ (x / x.norm().clamp(min=torch.finfo(matrix.dtype).tiny)))
+    return x.norm().sqrt().item()

@@ -1,9 +1,7 @@
 """Results as tables for the terminal and as CSV."""
 
 import csv
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -11,7 +9,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from oversmooth.errors import NotWritable
 from oversmooth.models.architecture import Arch
 from oversmooth.results import (
     Attribution,
@@ -23,6 +20,7 @@ from oversmooth.results import (
     Verification,
     format_cell,
 )
+from oversmooth.writing import write_whole
 
 PIPE_WIDTH = 160
 """Columns assumed where the output is not a terminal, so that a pipe or a file gets whole tables."""
@@ -43,35 +41,21 @@ def _table() -> Table:
     return Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
 
 
-def require_writable(path: Path) -> None:
-    """Refuses a destination that cannot be written, before the work whose result it should receive."""
-    if path.is_dir():
-        raise NotWritable(str(path), "it is a folder")
-    if not path.absolute().parent.is_dir():
-        raise NotWritable(str(path), f"there is no folder {str(path.parent)!r}")
-
-
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Rows as CSV, written beside the target and then renamed; a failure leaves nothing behind."""
-    require_writable(path)
-    partial = path.with_name(path.name + ".partial")
-    try:
+    """Rows as CSV; an existing file is replaced only by a whole new one."""
+
+    def write(partial: Path) -> None:
         with partial.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(partial, path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise NotWritable(str(path), error.strerror or str(error)) from error
+
+    write_whole(path, write)
 
 
 def write_parquet(path: Path, result: Measurement) -> None:
-    """Rows as Parquet, written beside the target and then renamed."""
-    partial = path.with_name(path.name + ".partial")
-    result.to_pandas().to_parquet(partial)
-    os.replace(partial, path)
+    """Rows as Parquet (needs pandas and pyarrow)."""
+    write_whole(path, result.to_pandas().to_parquet)
 
 
 def show_inspection(result: Inspection, *, heads: bool) -> None:

@@ -13,10 +13,11 @@ ROOT = Path(oversmooth.__file__).parent
 
 LEVELS = (
     ("errors", "torchvision_compat", "models", "samples"),
-    ("results", "metrics", "models.architecture", "models.files", "models.embedded"),
-    ("models.families", "models.store", "models.safetensors_store", "models.pickle_store", "models.gguf_store"),
-    ("models.identify", "models.module_store", "spectra", "tables"),
-    ("models.source",),
+    ("results.base", "metrics", "models.architecture", "models.files", "models.embedded"),
+    ("results.inspection", "results.measurement", "results.verification", "models.families"),
+    ("results", "models.identify"),
+    ("models.store", "models.safetensors_store", "models.pickle_store", "models.gguf_store", "models.module_store"),
+    ("models.source", "spectra", "tables"),
     ("models.live", "models.places", "provenance"),
     ("models.verify", "inspection", "batches"),
     ("data",),

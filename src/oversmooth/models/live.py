@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oversmooth.errors import MissingDependency, NotLive
+from oversmooth.errors import MissingDependency, NotLive, OutOfRange
 from oversmooth.models.source import Source
 from oversmooth.torchvision_compat import ensure_torchvision
 
@@ -56,6 +56,17 @@ def _load_timm(source: Source, dtype: torch.dtype) -> nn.Module:
     place = str(source.place)
     name = place.removeprefix("timm:") if place.startswith("timm:") else f"local-dir:{place}"
     return timm.create_model(name, pretrained=True).to(dtype).eval()
+
+
+def move(model: nn.Module, device: str) -> None:
+    """Puts the model on a device; a name that is none, or a device that is not there, is an `OutOfRange`."""
+    try:
+        model.to(torch.device(device))
+    except (RuntimeError, AssertionError) as error:
+        words = (str(error).splitlines() or [type(error).__name__])[0]
+        raise OutOfRange(
+            "device", device, f"cpu, cuda, cuda:1, mps or another that torch has here ({words})"
+        ) from error
 
 
 def example_inputs(model: nn.Module, config: Mapping[str, Any], generator: torch.Generator) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from oversmooth.results.base import Provenance, Row, SavedResult, fields_of
+from oversmooth.results.base import Provenance, Row, SavedResult, fields_of, html_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class LayerCheck:
     """Tokens in the sequence that was run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verification(SavedResult):
     """The equal-token identity, checked on a live model: does the declaration fit this very model?"""
 
@@ -37,3 +37,13 @@ class Verification(SavedResult):
 
     def rows(self) -> list[Row]:
         return [fields_of(layer) for layer in self.layers]
+
+    def __repr__(self) -> str:
+        word = "fits" if self.passed else "does not fit"
+        return (
+            f"<Verification of {self.provenance.target}: {', '.join(self.provenance.families)} {word}, "
+            f"largest error {self.largest_error:.1e} in {len(self.layers)} layers>"
+        )
+
+    def _repr_html_(self) -> str:
+        return html_table(f"Verification of {self.provenance.target}", self.rows())

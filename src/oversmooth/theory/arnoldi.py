@@ -1,0 +1,196 @@
+"""The dominating eigenvalue of a linear map that can only be applied: restarted Arnoldi (Krylov-Schur), with residual.
+
+A map f, a shift c and a factor a stand for the operator `c + a f`; Krylov spaces do not see the shift, so the products
+are taken with f alone, which avoids the cancellation of a large identity. Vectors live in the precision and on the device of
+the start; the small projected matrix is float64 on the CPU.
+
+Pseudocode, with a basis of at most m vectors of which k survive a restart:
+
+    grow      w = f(v_j), orthogonalise against v_1..v_j, append      (one application of f)
+    look      theta, y = eigenpair of the projected matrix with the largest |c + a theta|
+              residual = |a| |b . y|, b the last row of the projected matrix
+    restart   order the real Schur form by |c + a theta|, keep the leading k vectors, and go on growing
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+BASIS = 28
+"""Largest number of basis vectors: beyond it, orthogonalising a vector costs more than a product with the map."""
+KEPT = 10
+"""Basis vectors that survive a restart."""
+LOOK_EVERY = 4
+"""Steps between two looks at the residual."""
+
+Map = Callable[[Float[Tensor, "size"]], Float[Tensor, "size"]]
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Dominating:
+    """The eigenvalue of `c + a f` with the largest modulus, as far as the Krylov space knows it."""
+
+    value: complex
+    residual: float
+    """`norm((c + a f) x - value x) / norm(x)`: the value is exact for an operator that differs by no more than this."""
+    condition: float
+    """Condition number of the eigenvalue in the Krylov space: to first order the error is at most this times the
+    residual."""
+    vector: tuple[Float[Tensor, "size"], Float[Tensor, "size"]]
+    """Real and imaginary part of the eigenvector."""
+    applications: int
+    converged: bool
+    near: int
+    """Eigenvalues in the Krylov space whose modulus is the largest to the accuracy reached, this one included."""
+
+    @property
+    def error(self) -> float:
+        """First-order bound of the error of the value."""
+        return self.condition * self.residual
+
+
+def dominating(
+    f: Map,
+    start: Float[Tensor, "size"],
+    *,
+    shift: float = 0.0,
+    factor: float = 1.0,
+    tolerance: float = 1e-3,
+    max_applications: int = 600,
+) -> Dominating:
+    """The eigenvalue with the largest `|shift + factor theta|` over eigenvalues theta of f.
+
+    `tolerance` is the residual that ends the search, relative to the modulus. The answer of a search that ran out of
+    applications is not `converged`. An invariant space smaller than the basis ends the search exactly.
+    """
+    krylov = _Krylov(f, start, shift, factor)
+    found = krylov.look()
+    while True:
+        for _ in range(LOOK_EVERY):
+            if krylov.is_complete or krylov.size == krylov.room or krylov.applications >= max_applications:
+                break
+            krylov.grow()
+        found = krylov.look()
+        is_small = found.residual <= tolerance * max(abs(found.value), _TINY)
+        if is_small or krylov.is_complete or krylov.applications >= max_applications:
+            break
+        if krylov.size == krylov.room:
+            krylov.restart()
+    return krylov.answer(found, is_small or krylov.is_complete)
+
+
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    value: complex
+    residual: float
+    y: np.ndarray
+    near: int
+
+
+class _Krylov:
+    """A Krylov decomposition `f V = V S + v_next b`, rows of `basis` being the vectors."""
+
+    def __init__(self, f: Map, start: Float[Tensor, "size"], shift: float, factor: float):
+        self._f, self._shift, self._factor = f, shift, factor
+        self.room = min(BASIS, start.numel())
+        self.basis = start.new_empty(self.room + 1, start.numel())
+        self.basis[0] = start / torch.linalg.vector_norm(start)
+        self.projected = np.zeros((self.room + 1, self.room))
+        self.size = self.applications = 0
+        self.is_complete = False
+        self.grow()
+
+    def grow(self) -> None:
+        """One more basis vector; the space is complete when f leaves it."""
+        j = self.size
+        w = self._f(self.basis[j])
+        before = float(torch.linalg.vector_norm(w))
+        known = self.basis[: j + 1]
+        h = torch.mv(known, w)
+        w = torch.addmv(w, known.T, h, alpha=-1)
+        after = float(torch.linalg.vector_norm(w))
+        if after < 0.7 * before:  # cancellation: what is left is not orthogonal yet (Daniel, Gragg, Kaufman, Stewart)
+            more = torch.mv(known, w)
+            w, h = torch.addmv(w, known.T, more, alpha=-1), h + more
+            after = float(torch.linalg.vector_norm(w))
+        self.applications += 1
+        self.projected[: j + 1, j] = h.double().cpu().numpy()
+        self.size = j + 1
+        epsilon = torch.finfo(w.dtype).eps
+        if after <= 10 * epsilon * max(before, float(np.abs(self.projected).max())) or j + 1 == w.numel():
+            self.is_complete = True
+            return
+        self.projected[j + 1, j] = after
+        self.basis[j + 1] = w / after
+
+    def _moduli(self, theta: np.ndarray) -> np.ndarray:
+        return np.abs(self._shift + self._factor * theta)
+
+    def look(self) -> _Pair:
+        """The dominating pair of the projected matrix and the residual of the vector it stands for."""
+        m = self.size
+        theta, vectors = np.linalg.eig(self.projected[:m, :m])
+        moduli = self._moduli(theta)
+        best = int(moduli.argmax())
+        y = vectors[:, best] / np.linalg.norm(vectors[:, best])
+        residual = 0.0 if self.is_complete else abs(self._factor) * abs(self.projected[m, :m] @ y)
+        near = int((moduli >= moduli[best] * (1 - 1e-6) - residual).sum())
+        return _Pair(complex(self._shift + self._factor * theta[best]), float(residual), y, near)
+
+    def restart(self) -> None:
+        """Keeps the Schur vectors of the leading eigenvalues, conjugate pairs together."""
+        from scipy.linalg import schur
+
+        m = self.size
+        moduli = np.sort(self._moduli(np.linalg.eigvals(self.projected[:m, :m])))[::-1]
+        # Cut where neighbours are farthest apart, so that rounding cannot move an eigenvalue across the cut.
+        gaps = moduli[: m - 1] - moduli[1:]
+        low, high = min(KEPT, m) - KEPT // 2, min(KEPT + KEPT // 2, m - 2)
+        cut = low + int(gaps[low:high].argmax()) if low < high else 0
+        threshold = (moduli[cut] + moduli[cut + 1]) / 2
+        triangle, rotation, kept = schur(
+            self.projected[:m, :m],
+            output="real",
+            sort=lambda real, imaginary: abs(self._shift + self._factor * complex(real, imaginary)) > threshold,
+        )
+        kept = min(max(kept, 1), m - 1)
+        spike = self.projected[m, :m] @ rotation[:, :kept]
+        mix = torch.from_numpy(rotation[:, :kept].T.copy()).to(self.basis)
+        self.basis[:kept] = mix @ self.basis[:m]
+        self.basis[kept] = self.basis[m].clone()
+        self.projected[:] = 0.0
+        self.projected[:kept, :kept] = triangle[:kept, :kept]
+        self.projected[kept, :kept] = spike
+        self.size = kept
+
+    def answer(self, pair: _Pair, converged: bool) -> Dominating:
+        m = self.size
+        y = torch.from_numpy(np.stack([pair.y.real, pair.y.imag])).to(self.basis)
+        real, imaginary = y @ self.basis[:m]
+        return Dominating(
+            value=pair.value,
+            residual=pair.residual,
+            condition=_condition(self.projected[:m, :m], pair.y),
+            vector=(real, imaginary),
+            applications=self.applications,
+            converged=converged and math.isfinite(abs(pair.value)),
+            near=pair.near,
+        )
+
+
+def _condition(matrix: np.ndarray, right: np.ndarray) -> float:
+    """`1 / |left^H right|` of the eigenvalue that the unit vector `right` belongs to."""
+    from scipy.linalg import eig
+
+    values, lefts, rights = eig(matrix, left=True)
+    cosines = np.abs(lefts.conj().T @ right)
+    overlap = np.abs(rights.conj().T @ right)
+    return float(1.0 / max(cosines[int(overlap.argmax())], 1e-16))

@@ -1,0 +1,126 @@
+"""Every error builds its own text from facts: what was expected, what was found, what to do next."""
+
+import pytest
+
+from oversmooth import errors
+from oversmooth.errors import OversmoothError
+
+EXAMPLES = {
+    "OutOfRange": (("dtype", "half", "auto or float64"), ("dtype must be auto or float64", "got 'half'")),
+    "MissingDependency": (
+        ("timm", "timm", "running it"),
+        ("running it needs", "'timm'", "pip install 'oversmooth[timm]'"),
+    ),
+    "TargetNotFound": (
+        ("x", ["a file", "the hub"]),
+        ("Nothing was found at 'x'", "a file; the hub", "A target is a model"),
+    ),
+    "NoModelInFolder": (
+        ("f", ["a.txt"], ["inner"]),
+        ("Expected weights", "in 'f'", "found a.txt", "Models inside subfolders: inner", "Point at one"),
+    ),
+    "AmbiguousFolder": (
+        ("f/", ["a.gguf", "b.gguf"]),
+        ("more than one candidate", "a.gguf, b.gguf", "oversmooth inspect f/a.gguf"),
+    ),
+    "BrokenFile": (
+        ("f", "a header", "nothing"),
+        ("f cannot be read", "expected a header", "found nothing", "copy the file"),
+    ),
+    "NotWritable": (("f", "no folder"), ("f cannot be written: no folder", "in an existing folder")),
+    "UnsafePickle": (
+        ("f", "GLOBAL os.system"),
+        ("GLOBAL os.system", "nothing was executed", "Convert it to safetensors"),
+    ),
+    "PackedWeights": (("f", "GPTQ"), ("(GPTQ)", "cannot be read exactly", "original float checkpoint")),
+    "RemoteUnavailable": (("http://x", "timeout"), ("http://x could not be read: timeout", "Check the address")),
+    "UnknownArchitecture": (
+        ("lama", ["llama", "bert"]),
+        ("model_type 'lama'", "Close: llama.", "Declared: bert, llama.", "--model-type", "docs/add-an-architecture.md"),
+    ),
+    "UnidentifiedWeights": (
+        ("f", ["llama", "gemma"], ["a.weight"]),
+        ("fit llama, gemma, which differ in mathematics", "--model-type", "oversmooth architectures"),
+    ),
+    "RefusedArchitecture": (
+        ("m", "it has no softmax"),
+        ("m has no linear value path", "it has no softmax", "no number is shown"),
+    ),
+    "ConfigMismatch": (
+        ("the heads", 4, "33 columns", "w"),
+        ("about the heads", "config says 4", "w says 33 columns", "Check that config.json belongs"),
+    ),
+    "AdapterMismatch": (
+        ("bert", "a matrix", "a vector"),
+        ("'bert'", "expected a matrix", "found a vector", "please report it"),
+    ),
+    "HeadsUnknown": (("w", "they are fused"), ("w does not say how many", "they are fused", "--n-heads (and --n-kv)")),
+    "NotLive": (
+        ("m", "verify", "no config"),
+        ("`verify` has to run", "'m' cannot be run: no config", "oversmooth inspect m"),
+    ),
+    "UnknownName": (
+        ("metric", "cosin", ["cosine", "rank"]),
+        ("metric 'cosin'", "Close: cosine.", "Known: cosine, rank."),
+    ),
+    "NoData": (("the file", 3), ("nothing to measure in the file", "3 sequences were skipped", "give texts")),
+    "UnreadableData": (("d.csv", "texts", "numbers"), ("'d.csv'", "expected texts", "found numbers")),
+    "WrongBatch": (
+        ("token ids", "pixels", "Use a tokenizer."),
+        ("expected token ids", "found pixels", "Use a tokenizer."),
+    ),
+}
+"""Class name to arguments and to pieces that its text must have."""
+
+
+def declared() -> dict[str, type[OversmoothError]]:
+    found = {name: value for name, value in vars(errors).items() if isinstance(value, type)}
+    return {
+        name: value
+        for name, value in found.items()
+        if issubclass(value, OversmoothError) and value is not OversmoothError
+    }
+
+
+def test_every_error_has_an_example():
+    assert set(declared()) == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_error_says_what_was_expected_what_was_found_and_what_to_do(name):
+    arguments, parts = EXAMPLES[name]
+    text = str(declared()[name](*arguments))
+    for part in parts:
+        assert part in text
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_error_is_caught_as_one_kind(name):
+    arguments, _ = EXAMPLES[name]
+    with pytest.raises(OversmoothError):
+        raise declared()[name](*arguments)
+
+
+def test_no_suggestion_is_made_where_nothing_is_close():
+    assert "Close" not in str(errors.UnknownArchitecture("zzzzzz", ["llama", "bert"]))
+
+
+def test_weights_that_fit_nothing_show_what_they_are_called():
+    text = str(errors.UnidentifiedWeights("f", [], ["odd.weight"]))
+    assert "fit no declared family (for example odd.weight)" in text
+
+
+def test_an_empty_folder_is_said_to_hold_nothing():
+    text = str(errors.NoModelInFolder("f", [], []))
+    assert "found nothing." in text
+    assert "Point at the folder or the file that holds the weights" in text
+
+
+def test_a_long_listing_is_cut():
+    text = str(errors.NoModelInFolder("f", [f"{i}.txt" for i in range(20)], []))
+    assert "7.txt, ..." in text
+    assert "8.txt" not in text
+
+
+def test_data_that_is_empty_is_said_to_be_empty():
+    assert "it is empty" in str(errors.NoData("the file", 0))
