@@ -28,8 +28,10 @@ KRYLOV_SIZE = 40
 KRYLOV_RESTARTS = 300
 DEFECTIVE_CONDITION = 1e5
 """Smallest condition of an eigenvalue that can count as defective; simple ones of real layers stay below 1e4."""
-LARGEST_BLOCK = 6
-"""Largest Jordan block whose trace in the computed eigenvalues is looked for (note "Splitting")."""
+LARGEST_BLOCK = 4
+"""Largest Jordan block whose circle of eigenvalues is looked for; larger circles look like any other spectrum."""
+MOST_SUSPECTS = 8
+"""Most circles that are looked into, the tightest first."""
 
 # Splitting. In floating point a Jordan block of order k shows up as k eigenvalues on a circle of radius about
 # `norm * epsilon^(1/k)`, each with a condition number of about `epsilon^(1/k - 1)`: closing the gap between two of
@@ -316,26 +318,65 @@ def _conditioning(
     """Condition of the dominating eigenvalue of the map itself, and whether the map is defective; with reasons."""
     core, missing = value_map.core, []
     scale = _spectral_norm(core)
-    tight = scale * torch.finfo(core.dtype).eps ** 0.7  # between rounding and its square root (note "Splitting")
-    is_defective, is_dominating = None, False
+    if value_map.has_forced_zeros and dominating == 0:
+        condition = _zero_condition(value_map)
+    elif (vectors := _vectors_unless_defective(core, values, dominating, scale)) is None:
+        condition = None
+    elif value_map.has_forced_zeros:  # from eigenvectors of R L to those of L R
+        right, left = vectors
+        condition = _projector_norm(value_map.left.to(right.dtype) @ right, value_map.right.T.to(left.dtype) @ left)
+    else:
+        condition = _projector_norm(*vectors)
+    if condition is None:
+        reason = "the dominating eigenvalue is defective to working precision: its condition number is not finite"
+        missing.append(Missing(field="condition", reason=reason))
+    is_defective: bool | None = None
     if core.dtype == torch.float64:
-        is_defective, is_dominating = _defects(value_map, values, dominating, scale)
+        is_defective = condition is None or _is_defective(value_map, values, scale)
     else:
         missing.append(Missing(field="is_defective", reason="float32 is too coarse to tell; compute in float64"))
-    condition: float | None = None
-    if value_map.has_forced_zeros and abs(dominating) <= tight:
-        condition = _zero_condition(value_map)
-    elif not is_dominating:
-        multiplicity = int(((values - dominating).abs() <= tight).sum())
-        if (vectors := _eigenvectors(core, dominating, multiplicity)) is not None:
-            right, left = vectors
-            if value_map.has_forced_zeros:  # from eigenvectors of R L to those of L R
-                right, left = value_map.left.to(right.dtype) @ right, value_map.right.T.to(left.dtype) @ left
-            condition = _projector_norm(right, left)
-    if condition is None:
-        reason = "the dominating eigenvalue is defective: its condition number is not finite"
-        missing.append(Missing(field="condition", reason=reason))
     return condition, is_defective, tuple(missing)
+
+
+def _is_defective(value_map: ValueMap, values: Complex[Tensor, "core"], scale: float) -> bool:
+    """Whether the map has a Jordan block of order up to `LARGEST_BLOCK` (note "Splitting")."""
+    if scale == 0.0 and not value_map.has_forced_zeros:
+        return False
+    epsilon = torch.finfo(value_map.core.dtype).eps
+    radii = [2 * scale * (30 * epsilon) ** (1 / order) for order in range(2, LARGEST_BLOCK + 1)]
+    if value_map.has_forced_zeros:  # there the map decides, not the core
+        if values.abs().min().item() <= radii[0] and _zero_condition(value_map) is None:
+            return True
+        values = values[values.abs() > radii[0]]
+    if len(values) < 2:
+        return False
+    nearest = (values[:, None] - values).abs().topk(min(LARGEST_BLOCK, len(values)), largest=False).values[:, 1:]
+    tightness = (nearest / nearest.new_tensor(radii[: nearest.shape[1]])).amin(1)
+    suspects = values[tightness.argsort()][: int((tightness <= 1).sum())]
+    suspects = suspects[suspects.imag >= 0]  # one of each conjugate pair
+    for _ in range(MOST_SUSPECTS):
+        if not len(suspects):
+            break
+        if _vectors_unless_defective(value_map.core, values, complex(suspects[0]), scale) is None:
+            return True
+        suspects = suspects[(suspects - suspects[0]).abs() > radii[-1]]
+    return False
+
+
+def _vectors_unless_defective(
+    matrix: Tensor, values: Complex[Tensor, "other"], value: complex, scale: float
+) -> tuple[Tensor, Tensor] | None:
+    """Right and left eigenvectors of one of the eigenvalues; `None` where it belongs to a Jordan block."""
+    epsilon = torch.finfo(matrix.dtype).eps
+    distances = (values - value).abs()
+    is_same = distances <= scale * epsilon**0.7  # between rounding and its square root
+    vectors = _eigenvectors(matrix, value, int(is_same.sum()))
+    condition = None if vectors is None else _projector_norm(*vectors)
+    if condition is None:
+        return None
+    gap = distances[~is_same].min().item() if not is_same.all() else math.inf
+    rounding = 10 * len(matrix) * epsilon * scale
+    return None if condition > DEFECTIVE_CONDITION and gap / (2 * condition) <= rounding else vectors
 
 
 def _eigenvectors(matrix: Tensor, value: complex, multiplicity: int) -> tuple[Tensor, Tensor] | None:
@@ -377,30 +418,6 @@ def _zero_condition(value_map: ValueMap) -> float | None:
     u, sizes, vh = torch.linalg.svd(r_left @ r_right.T)
     rank = int((sizes > value_map.size * torch.finfo(sizes.dtype).eps * sizes[0]).sum()) if sizes[0] else 0
     return _projector_norm(q_left @ u[:, :rank], q_right @ vh[:rank].T) if rank else 1.0
-
-
-def _defects(
-    value_map: ValueMap, values: Complex[Tensor, "core"], dominating: complex, scale: float
-) -> tuple[bool, bool]:
-    """Whether the map has a Jordan block (note "Splitting"), and whether one is at the dominating eigenvalue."""
-    points = torch.cat([values, values.new_zeros(1)]) if value_map.has_forced_zeros else values
-    nearest, _ = (points[:, None] - points).abs().topk(min(LARGEST_BLOCK, len(points)), largest=False)
-    epsilon = torch.finfo(nearest.dtype).eps
-    radii = [8 * scale * epsilon ** (1 / order) for order in range(2, nearest.shape[1] + 1)]
-    if not bool((nearest[:, 1:] <= nearest.new_tensor(radii)).any()):
-        return False, False
-    from scipy.linalg import eig  # both kinds of eigenvectors, each found on its own: none has to be inverted
-
-    eigenvalues, left, right = (torch.from_numpy(x) for x in eig(value_map.core.cpu().numpy(), left=True, right=True))
-    condition = 1 / (left.conj() * right).sum(0).abs()
-    gaps = (eigenvalues[:, None] - eigenvalues).abs().fill_diagonal_(math.inf).amin(1)
-    closing = gaps / (2 * condition)
-    is_block = (condition > DEFECTIVE_CONDITION) & (closing <= 10 * len(values) * epsilon * scale)
-    at_zero = False
-    if value_map.has_forced_zeros:  # where the core is zero the map decides, not the core
-        is_block &= eigenvalues.abs() > 10 * math.sqrt(epsilon) * scale
-        at_zero = _zero_condition(value_map) is None
-    return at_zero or bool(is_block.any()), bool(is_block[(eigenvalues - dominating).abs().argmin()])
 
 
 def _spectral_norm(matrix: Float[Tensor, "size size"]) -> float:

@@ -27,7 +27,7 @@ def load_model(
         }.get(source.kind, "there is no config.json beside the weights that says how to build it")
         raise NotLive(source.target, verb, reason)
     if source.place.startswith("timm:") or "architecture" in source.config:
-        return _load_timm(source, dtype)
+        return _load_timm(source, verb, dtype)
     try:
         ensure_torchvision()
         import transformers
@@ -47,7 +47,7 @@ def load_model(
     return model.eval()
 
 
-def _load_timm(source: Source, dtype: torch.dtype) -> nn.Module:
+def _load_timm(source: Source, verb: str, dtype: torch.dtype) -> nn.Module:
     try:
         ensure_torchvision()
         import timm
@@ -55,7 +55,10 @@ def _load_timm(source: Source, dtype: torch.dtype) -> nn.Module:
         raise MissingDependency("timm", "timm", "running a timm model") from error
     place = str(source.place)
     name = place.removeprefix("timm:") if place.startswith("timm:") else f"local-dir:{place}"
-    return timm.create_model(name, pretrained=True).to(dtype).eval()
+    try:
+        return timm.create_model(name, pretrained=True).to(dtype).eval()
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:  # what timm raises of a broken folder
+        raise NotLive(source.target, verb, f"timm says {str(error).splitlines()[0]!r}") from error
 
 
 def move(model: nn.Module, device: str) -> None:

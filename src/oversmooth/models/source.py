@@ -172,7 +172,8 @@ def _by_model_type(
         yield arch, config, hint
     if declared:
         return
-    for key, part in config.items():
+    # A saved config is sorted by name, and data flows through an encoder first.
+    for key, part in sorted(config.items(), key=lambda item: item[0].startswith("decoder")):
         if isinstance(part, Mapping) and part.get("model_type"):
             yield from _by_model_type(str(part["model_type"]), part, key.removesuffix("_config"))
 

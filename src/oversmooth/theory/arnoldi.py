@@ -87,6 +87,12 @@ def dominating(
 _TINY = 1e-300
 
 
+def generic_start(*shape: int, like: Tensor) -> Tensor:
+    """A start with a part in every direction, always the same, so that a result depends on no global seed."""
+    start = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return start.to(like)
+
+
 @dataclass(frozen=True, slots=True)
 class _Pair:
     value: complex

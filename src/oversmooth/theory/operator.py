@@ -65,9 +65,9 @@ class ValuePath:
         return self.after_weight is None and self.channels <= self.d_model
 
     @property
-    def has_idle_features(self) -> bool:
-        """Whether some features are in no value channel, so that zero is an eigenvalue of H for every attention."""
-        return self.after_weight is None and self.channels < self.d_model
+    def idle_features(self) -> int:
+        """Features in no value channel: so often is zero an eigenvalue of H, whatever the attention."""
+        return max(self.d_model - self.channels, 0) if self.after_weight is None else 0
 
     def after(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_model"]:
         """The linear part of the norm after the sum, without its scale."""
@@ -116,6 +116,25 @@ class ValuePath:
         """Eigenvalues of every head's own `H_h` that its shape does not force to zero."""
         by_head = self.core.unflatten(0, (self.n_heads, self.d_head)).unflatten(-1, (self.n_kv, self.d_head))
         return torch.linalg.eigvals(by_head[torch.arange(self.n_heads), :, self.value_head].double())
+
+    @cached_property
+    def head_norms(self) -> Float[Tensor, "head"]:
+        """The largest singular value of every `H_h`, from `d_head x d_head` matrices."""
+        outputs = self.output_rows.unflatten(0, (self.n_heads, self.d_head)).double()
+        values = self.w_v[self.value_head].double()
+        squares = torch.linalg.eigvals((outputs @ outputs.mT) @ (values @ values.mT)).real.amax(-1)
+        return squares.clamp(min=0).sqrt().to(self.w_v)
+
+    @property
+    def after_norm(self) -> float:
+        """Upper bound of what the norm after the sum stretches."""
+        return 1.0 if self.after_weight is None else self.after_weight.abs().max().item()
+
+    @cached_property
+    def dc_eigenvalues(self) -> Complex[Tensor, "core"]:
+        """All eigenvalues of H that its shape does not force to zero, for attention whose rows sum to one."""
+        ones = torch.ones(self.n_heads, dtype=self.w_v.dtype, device=self.w_v.device)
+        return torch.linalg.eigvals(self.dc_map(ones).core.double()).cpu()
 
     def dc_map(self, row_sums: Float[Tensor, "head"]) -> ValueMap:
         """The map H that acts on what all tokens share, heads weighted by what the rows of their attention sum to."""

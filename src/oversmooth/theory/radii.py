@@ -1,72 +1,120 @@
-"""Spectral radii of a layer: `rho_dc` of what tokens share, `rho_ac` of what differs between them, and their bounds.
+"""Spectral radii of a layer: `rho_dc` of what all tokens share and `rho_ac` of what differs between them.
 
-Because the rows of attention sum to one number, T maps what all tokens share onto itself, and its spectrum is that of
-`I + H` together with that of the centred operator: two problems, of which the first is small and exact.
+The rows of attention sum to one number per head, so T maps what all tokens share onto itself. Its spectrum is that of
+`skip + H / scale` together with that of the centred operator: a small exact problem, and one for Arnoldi.
 """
 
-import math
-from dataclasses import dataclass, replace
-
 import torch
-from jaxtyping import Complex, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from oversmooth.theory.arnoldi import Dominating, dominating
+from oversmooth.theory.arnoldi import dominating, generic_start
 from oversmooth.theory.causal import causal_radius
 from oversmooth.theory.operator import LayerOperator, centre
-from oversmooth.theory.radius import TIE, Radius
+from oversmooth.theory.radius import Radius, exact_radius, krylov_radius, with_idle
 
 DENSE_DC = 1024
 """Largest DC problem whose eigenvalues are all computed: about two seconds in float64 on two cores."""
 DENSE_AC = 256
 """Largest AC problem (tokens times features) whose eigenvalues are all computed."""
-COARSE, FINE = 1e-3, {torch.float32: 2e-6, torch.float64: 1e-10}
-"""Residuals, relative to the modulus: the first is enough unless DC and AC are closer than its error bound."""
+COARSE, FINE = 1e-3, {torch.float32: 4e-6, torch.float64: 1e-10}
+"""Residuals, relative to the modulus. The coarse one is enough unless DC and AC are closer than its error bound."""
 MAX_APPLICATIONS = 600
 
 
+# --- what all tokens share ------------------------------------------------------------------------------------------
+
+
 def dc_radius(operator: LayerOperator) -> Radius:
-    """`rho_dc`: spectral radius of T on what all tokens share, `max |skip + lambda(H) / scale|`; exact up to `DENSE_DC`."""
+    """`rho_dc = max |skip + lambda(H) / scale|`, growth of what all tokens share; exact up to `DENSE_DC`."""
     path, skip, factor = operator.path, operator.skip, 1.0 / operator.scale
-    sums = operator.row_sums.round(decimals=5)  # softmax rows sum to one up to rounding
-    value_map = path.dc_map(sums)
-    size = min(value_map.left.shape) if path.after_weight is None else path.d_model
+    size = min(path.channels, path.d_model) if path.after_weight is None else path.d_model
     if size > DENSE_DC:
-        return _dc_krylov(operator, sums)
+        return _dc_krylov(operator)
+    sums = operator.row_sums
+    is_softmax = bool(torch.isclose(sums, torch.ones_like(sums), atol=1e-4).all())
     if path.after_weight is None:
-        values = skip + factor * _eigenvalues(path, value_map.core, sums)
-        if path.has_idle_features:
-            values = torch.cat([values, values.new_full((1,), skip)])
-        return _all_known(values, idle=path.d_model - path.channels if path.has_idle_features else 0)
+        h = path.dc_eigenvalues if is_softmax else torch.linalg.eigvals(path.dc_map(sums).core.double()).cpu()
+        return with_idle(exact_radius(skip + factor * h), skip, path.idle_features)
+    value_map = path.dc_map(torch.ones_like(sums) if is_softmax else sums)
     eye = torch.eye(path.d_model, dtype=path.w_v.dtype, device=path.w_v.device)
     matrix = path.after(skip * eye + factor * (value_map.left @ value_map.right).T)
-    return _all_known(torch.linalg.eigvals(matrix.double().cpu()))
+    return exact_radius(torch.linalg.eigvals(matrix.double()).cpu())
 
 
-def _eigenvalues(path, core, sums):  # type: ignore[no-untyped-def]
-    """Eigenvalues of H at unit scale; those for softmax are computed once per layer and kept with it."""
-    if not bool((sums == 1).all()):
-        return torch.linalg.eigvals(core().double().cpu())
-    kept = path.__dict__.get("_dc_eigenvalues")
-    if kept is None:
-        kept = path.__dict__["_dc_eigenvalues"] = torch.linalg.eigvals(core().double().cpu())
-    return kept
+def _dc_krylov(operator: LayerOperator) -> Radius:
+    path, skip, factor = operator.path, operator.skip, 1.0 / operator.scale
+    value_map = path.dc_map(operator.row_sums)
 
+    def reduced(z: Float[Tensor, "size"]) -> Float[Tensor, "size"]:
+        return value_map.right @ (value_map.left @ z)
 
-def _all_known(values: Complex[Tensor, "count"], idle: int = 0, copies: int = 1) -> Radius:
-    moduli = values.abs()
-    best = values[moduli.argmax()]
-    rho = best.abs().item()
-    ties = int((moduli >= rho * (1 - TIE)).sum())
-    return Radius(
-        value=rho,
-        eigenvalue=complex(best),
-        low=rho,
-        high=rho,
-        residual=0.0,
-        route="dense",
-        applications=0,
-        converged=True,
-        dimension=ties + (idle - 1 if idle and abs(moduli[-1].item() - rho) <= TIE * rho else 0),
-        vector=None,
+    def whole(x: Float[Tensor, "size"]) -> Float[Tensor, "size"]:
+        return path.after(skip * x + factor * (value_map.left @ (value_map.right @ x)))
+
+    is_reduced = path.is_reducible
+    found = dominating(
+        reduced if is_reduced else whole,
+        generic_start(path.channels if is_reduced else path.d_model, like=path.w_v),
+        shift=skip if is_reduced else 0.0,
+        factor=factor if is_reduced else 1.0,
+        tolerance=FINE[path.w_v.dtype] * 10,
+        max_applications=2 * MAX_APPLICATIONS,
     )
+    return with_idle(krylov_radius(found, norm_bound(operator, operator.row_sums)), skip, path.idle_features)
+
+
+def norm_bound(operator: LayerOperator, head_sizes: Float[Tensor, "head"]) -> float:
+    """`(|skip| + sum_h size_h norm(H_h) / scale) norm(N)`, which no eigenvalue exceeds."""
+    heads = (head_sizes.abs() * operator.path.head_norms).sum().item()
+    return (abs(operator.skip) + heads / abs(operator.scale)) * operator.path.after_norm
+
+
+# --- what differs between tokens ------------------------------------------------------------------------------------
+
+
+def ac_radius(
+    operator: LayerOperator, *, tolerance: float = COARSE, max_applications: int = MAX_APPLICATIONS
+) -> Radius:
+    """`rho_ac`: spectral radius of `X -> P T(X)` on centred X, growth of what differs between tokens.
+
+    All eigenvalues where the problem is small, the diagonals where attention is causal, otherwise Arnoldi until the
+    residual is below `tolerance` times the modulus. Undefined for a single token.
+    """
+    assert operator.tokens > 1, "one token has nothing to differ from"
+    if operator.tokens * operator.path.d_model <= DENSE_AC:
+        return dense_ac_radius(operator)
+    if operator.is_causal:
+        return causal_radius(operator, tolerance=tolerance, max_applications=max_applications)
+    path, n = operator.path, operator.tokens
+    is_reduced = path.is_reducible
+    width = path.channels if is_reduced else path.d_model
+    step = operator.reduced if is_reduced else operator.centred
+    found = dominating(
+        lambda v: step(v.view(n, width)).flatten(),
+        centre(generic_start(n, width, like=path.w_v)).flatten(),
+        shift=operator.skip if is_reduced else 0.0,
+        factor=1.0 / operator.scale if is_reduced else 1.0,
+        tolerance=tolerance,
+        max_applications=max_applications,
+    )
+    real, imaginary = (part.view(n, width) for part in found.vector)
+    if is_reduced:
+        real, imaginary = (operator.mixed(part) @ path.output_rows for part in (real, imaginary))
+    upper = float("inf") if found.converged else norm_bound(operator, attention_norms(operator))
+    radius = krylov_radius(found, upper, vector=(real, imaginary))
+    return with_idle(radius, operator.skip, (n - 1) * path.idle_features)
+
+
+def dense_ac_radius(operator: LayerOperator) -> Radius:
+    """The same from all eigenvalues of the matrix of the centred operator, of size tokens times d_model."""
+    n, d = operator.tokens, operator.path.d_model
+    eye = torch.eye(n * d, dtype=operator.path.w_v.dtype, device=operator.path.w_v.device).view(n * d, n, d)
+    matrix = operator.centred(centre(eye)).flatten(1)
+    return exact_radius(torch.linalg.eigvals(matrix.double()).cpu())
+
+
+def attention_norms(operator: LayerOperator) -> Float[Tensor, "head"]:
+    """Upper bounds `sqrt(norm_1 norm_inf)` of the largest singular value of every `P A_h`."""
+    varying = operator.attention - operator.attention.mean(1, keepdim=True)
+    return (varying.abs().sum(1).amax(-1) * varying.abs().sum(2).amax(-1)).sqrt()
