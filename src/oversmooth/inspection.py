@@ -1,7 +1,10 @@
-"""`inspect`: weights only, one block in memory at a time -> spectra, norm signs and the tendency of every layer."""
+"""`inspect`: weights only, a few blocks in memory at a time -> spectra, norm signs and the tendency of every layer."""
 
 import math
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 
@@ -29,7 +32,10 @@ from oversmooth.spectra import (
     value_norm_and_asymmetry,
 )
 
+T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+SIDE_BY_SIDE_BYTES = 640 * 2**20
+"""Memory that layers computed at the same time may take together; wider layers come one after the other."""
 
 
 def inspect(
@@ -45,9 +51,9 @@ def inspect(
 ) -> Inspection:
     """Eigenvalues of the value map of every layer and head, plain and with the norms folded in, from weights alone.
 
-    Reads only value, output, norm and gain tensors, one block at a time. `full` computes every eigenvalue of wide
-    layers too. `dtype` is float64 (default up to a core of 2048), float32, or auto. `model_type`, `n_heads` and `n_kv`
-    say what a bare file does not.
+    Reads only value, output, norm and gain tensors, block by block, and forgets a block when its numbers are known.
+    `full` computes every eigenvalue of wide layers too. `dtype` is float64 (default up to a core of 2048), float32, or
+    auto. `model_type`, `n_heads` and `n_kv` say what a bare file does not.
 
     >>> import torch, oversmooth as osm
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
@@ -64,20 +70,65 @@ def inspect(
     facts: list[StackFacts] = []
     precisions: set[str] = set()
     for stack in stacks:
-        found: AttentionWeights | None = None
-        for position in range(len(stack.names.blocks)):
+
+        def read(position: int, stack: Stack = stack) -> AttentionWeights:
             weights = stack.weights(position, log.read)
-            found = found or weights
-            compute = _compute_dtype(weights, dtype, full)
-            precisions.add(str(compute).removeprefix("torch."))
-            layers.append(_inspect_layer(stack, position, weights, compute, full=full, heads=heads))
+            if position == 0:
+                facts.append(_stack_facts(stack, weights))
+            return weights
+
+        def compute(position: int, weights: AttentionWeights, stack: Stack = stack) -> LayerInspection:
+            precision = _compute_dtype(weights, dtype, full)
+            precisions.add(str(precision).removeprefix("torch."))
+            return _inspect_layer(stack, position, weights, precision, full=full, heads=heads)
+
+        for layer in in_order(len(stack.names.blocks), read, compute):
+            layers.append(layer)
             progress(len(layers), total)
-        facts.append(_stack_facts(stack, found))
     return Inspection(
         provenance=provenance_of(source, stacks, log, compute_dtype=", ".join(sorted(precisions))),
         stacks=tuple(facts),
         layers=tuple(layers),
     )
+
+
+def in_order(
+    count: int, read: Callable[[int], AttentionWeights], compute: Callable[[int, AttentionWeights], T]
+) -> Iterator[T]:
+    """What `compute` makes of each of `count` layers, in order; layers are read one by one and computed side by side.
+
+    Eigenvalue routines gain little from a second thread and stall where its core is busy, so each layer has one thread
+    to itself. Layers so wide that only one fits into `SIDE_BY_SIDE_BYTES` have all threads instead.
+    """
+    threads = torch.get_num_threads()
+    first = read(0)
+    at_once = min(count, threads, SIDE_BY_SIDE_BYTES // _working_bytes(first))
+    if at_once < 2:
+        yield compute(0, first)
+        del first
+        for position in range(1, count):
+            yield compute(position, read(position))
+        return
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(at_once, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            pending = deque([pool.submit(compute, 0, first)])
+            del first
+            for position in range(1, count):
+                if len(pending) == at_once:
+                    yield pending.popleft().result()
+                pending.append(pool.submit(compute, position, read(position)))
+            while pending:
+                yield pending.popleft().result()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _working_bytes(weights: AttentionWeights) -> int:
+    """About what one layer takes while it is computed in float64: two pairs of factors and a dozen square matrices."""
+    channels = weights.n_kv * weights.d_head
+    core = weights.d_model if weights.residual == "post" else min(weights.d_model, channels)
+    return 8 * (4 * weights.d_model * channels + 12 * core * core)
 
 
 def _compute_dtype(weights: AttentionWeights, wanted: str, full: bool) -> torch.dtype:
@@ -149,8 +200,7 @@ def _norm_facts(role: str, norm: Norm) -> NormFacts:
     )
 
 
-def _stack_facts(stack: Stack, weights: AttentionWeights | None) -> StackFacts:
-    assert weights is not None, "a resolved stack has at least one block"
+def _stack_facts(stack: Stack, weights: AttentionWeights) -> StackFacts:
     known = weights.heads_known
     return StackFacts(
         name=stack.label,

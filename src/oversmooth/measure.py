@@ -78,8 +78,17 @@ def measure(
     stacks = live.stacks()
     description = "batches given by the caller"
     if batches is None or isinstance(batches, str):
-        options = {"batch_size": batch_size, "max_tokens": max_tokens, "max_samples": max_samples, "seed": seed}
-        loaded = load_data(batches, model, source, live.config, trust_remote_code=trust_remote_code, **options)
+        loaded = load_data(
+            batches,
+            model,
+            source,
+            live.config,
+            batch_size=batch_size,
+            max_tokens=max_tokens,
+            max_samples=max_samples,
+            seed=seed,
+            trust_remote_code=trust_remote_code,
+        )
         batches, description = loaded.batches, loaded.description
     run_ = _Run(
         model=model,

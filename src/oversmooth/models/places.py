@@ -62,10 +62,15 @@ def observed(
     """
     handles: list[Any] = []
     taps = [_StackTap(stack, store, observe, wants) for stack in stacks]
+
+    def restart() -> None:
+        for tap in taps:
+            tap.restart()
+
     try:
         for tap in taps:
             handles += tap.attach()
-        yield lambda: [tap.restart() for tap in taps] and None
+        yield restart
     finally:
         for handle in handles:
             handle.remove()

@@ -121,9 +121,10 @@ class Measurement(SavedResult):
             points = [point for point in self.curve(metric, stack) if point.mean is not None]
             depth = [point.depth for point in points]
             mean = [point.mean or 0.0 for point in points]
-            error = [point.standard_error or 0.0 for point in points]
+            band = [point.standard_error or 0.0 for point in points]
             axes.plot(depth, mean, marker="o", label=stack or None)
-            low, high = zip(*((m - e, m + e) for m, e in zip(mean, error, strict=True)), strict=True)
+            low = [value - half for value, half in zip(mean, band, strict=True)]
+            high = [value + half for value, half in zip(mean, band, strict=True)]
             axes.fill_between(depth, low, high, alpha=0.25)
         axes.set(xlabel="depth (0 = embedding)", ylabel=metric, title=self.provenance.target)
         if len({value.stack for value in self.values}) > 1:
