@@ -193,3 +193,12 @@ class WrongBatch(OversmoothError):
 
     def __init__(self, expected: str, found: str, advice: str):
         super().__init__(f"The data do not fit the model: expected {expected}, found {found}.\n{advice}".rstrip())
+
+
+class NoAttentionMaps(OversmoothError):
+    """Attention that cannot be seen, or whose rows do not sum to one."""
+
+    def __init__(self, layer: str, found: str, advice: str):
+        super().__init__(
+            f"The theory needs the attention probabilities of {layer}, each row summing to one; found {found}.\n{advice}"
+        )

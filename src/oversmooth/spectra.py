@@ -123,7 +123,7 @@ def _summed_output(weights: AttentionWeights, dtype: torch.dtype) -> Float[Tenso
     members = weights.w_o.unflatten(1, (weights.n_kv, weights.n_heads // weights.n_kv)).unbind(2)
     total = members[0].to(dtype)
     for member in members[1:]:
-        total = total + member
+        total = total + member.to(dtype)
     return total.flatten(1)
 
 
@@ -302,7 +302,7 @@ def bias_norm(weights: AttentionWeights, dtype: torch.dtype) -> float:
 
 
 def eigenvalue_condition(
-    matrix: Float[Tensor, "size size"], value: complex | Complex[Tensor, ""], multiplicity: int = 1
+    matrix: Float[Tensor, "size size"], value: complex | float | Complex[Tensor, ""], multiplicity: int = 1
 ) -> float | None:
     """Condition number `1 / |y^H x|` of an eigenvalue, y and x its left and right unit vectors; 1 is best.
 

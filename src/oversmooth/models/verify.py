@@ -38,8 +38,8 @@ def verify(
 ) -> Verification:
     """Checks the declaration of a family against a live model; `AdapterMismatch` is never raised here, see `passed`."""
     source = open_source(target, model_type=model_type)
-    if source.module is None:
-        source.stacks()  # what is refused or contradicts itself is said before anything is loaded
+    for stack in source.stacks() if source.module is None else ():
+        stack.weights(0, source.store.read)  # what is refused or contradicts itself is said before anything is loaded
     model = load_model(source, "verify", trust_remote_code=trust_remote_code)
     live = open_source(model, model_type=model_type)
     assert isinstance(live.store, ModuleStore)

@@ -4,6 +4,7 @@ Conventions, everywhere: a complex number is a pair `(real, imaginary)`; a numbe
 `Missing` entry beside it says why; nothing is ever NaN. Every top-level result carries a `Provenance`.
 """
 
+from oversmooth.results.analysis import Analysis
 from oversmooth.results.base import (
     SCHEMA_VERSION,
     Complex,
@@ -24,6 +25,7 @@ from oversmooth.results.verification import LayerCheck, Verification
 
 __all__ = [
     "SCHEMA_VERSION",
+    "Analysis",
     "Attribution",
     "Complex",
     "DataFacts",

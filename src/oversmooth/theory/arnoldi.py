@@ -1,8 +1,8 @@
 """The dominating eigenvalue of a linear map that can only be applied: restarted Arnoldi (Krylov-Schur), with residual.
 
 A map f, a shift c and a factor a stand for the operator `c + a f`; Krylov spaces do not see the shift, so the products
-are taken with f alone, which avoids the cancellation of a large identity. Vectors live in the precision and on the device of
-the start; the small projected matrix is float64 on the CPU.
+are taken with f alone, which avoids the cancellation of a large identity. Vectors live in the precision and on the
+device of the start; the small projected matrix is float64 on the CPU.
 
 Pseudocode, with a basis of at most m vectors of which k survive a restart:
 
@@ -61,22 +61,27 @@ def dominating(
     shift: float = 0.0,
     factor: float = 1.0,
     tolerance: float = 1e-3,
+    against: float | None = None,
+    finest: float = 1e-6,
     max_applications: int = 600,
 ) -> Dominating:
     """The eigenvalue with the largest `|shift + factor theta|` over eigenvalues theta of f.
 
-    `tolerance` is the residual that ends the search, relative to the modulus. The answer of a search that ran out of
-    applications is not `converged`. An invariant space smaller than the basis ends the search exactly.
+    `tolerance` is the residual that ends the search, relative to the modulus; with `against`, the search goes on to
+    `finest` unless the modulus is apart from that number by more than its error bound. The answer of a search that ran
+    out of applications is not `converged`. An invariant space smaller than the basis ends the search exactly.
     """
     krylov = _Krylov(f, start, shift, factor)
-    found = krylov.look()
     while True:
         for _ in range(LOOK_EVERY):
             if krylov.is_complete or krylov.size == krylov.room or krylov.applications >= max_applications:
                 break
             krylov.grow()
         found = krylov.look()
-        is_small = found.residual <= tolerance * max(abs(found.value), _TINY)
+        modulus = max(abs(found.value), _TINY)
+        is_small = found.residual <= tolerance * modulus
+        if is_small and against is not None and found.residual > finest * modulus:
+            is_small = abs(modulus - against) > 2 * krylov.condition(found) * found.residual
         if is_small or krylov.is_complete or krylov.applications >= max_applications:
             break
         if krylov.size == krylov.room:
@@ -177,6 +182,9 @@ class _Krylov:
         self.projected[kept, :kept] = spike
         self.size = kept
 
+    def condition(self, pair: _Pair) -> float:
+        return _condition(self.projected[: self.size, : self.size], pair.y)
+
     def answer(self, pair: _Pair, converged: bool) -> Dominating:
         m = self.size
         y = torch.from_numpy(np.stack([pair.y.real, pair.y.imag])).to(self.basis)
@@ -184,7 +192,7 @@ class _Krylov:
         return Dominating(
             value=pair.value,
             residual=pair.residual,
-            condition=_condition(self.projected[:m, :m], pair.y),
+            condition=self.condition(pair),
             vector=(real, imaginary),
             applications=self.applications,
             converged=converged and math.isfinite(abs(pair.value)),
@@ -196,7 +204,7 @@ def _condition(matrix: np.ndarray, right: np.ndarray) -> float:
     """`1 / |left^H right|` of the eigenvalue that the unit vector `right` belongs to."""
     from scipy.linalg import eig
 
-    values, lefts, rights = eig(matrix, left=True)
+    _, lefts, rights = eig(matrix, left=True)
     cosines = np.abs(lefts.conj().T @ right)
     overlap = np.abs(rights.conj().T @ right)
     return float(1.0 / max(cosines[int(overlap.argmax())], 1e-16))

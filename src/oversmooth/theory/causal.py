@@ -1,12 +1,12 @@
 """`rho_ac` under causal attention, exactly, from the diagonals of the attention maps.
 
-No token sees a later one, so T is block lower-triangular over tokens, with blocks `skip + sum_h a^h_tt H_h / scale`, and its
-spectrum is that of the blocks. Token 1 sees only itself: its block is the DC block. So
+No token sees a later one, so T is block lower-triangular over tokens, with blocks `skip + sum_h a^h_tt H_h / scale`,
+and its spectrum is that of the blocks. Token 1 sees only itself: its block is the DC block. So
 
     rho_ac = max over t >= 2 of rho(skip + sum_h a^h_tt H_h / scale).
 
-Each block acts on one token, in the value channels where the layer can be reduced to them. Where all blocks together are
-small, all their eigenvalues are computed. Otherwise a few Arnoldi steps on all tokens at once rank them, and the
+Each block acts on one token, in the value channels where the layer can be reduced to them. Where all blocks together
+are small, all their eigenvalues are computed. Otherwise a few Arnoldi steps on all tokens at once rank them, and the
 leading ones are solved until none of the rest can exceed the best.
 """
 
@@ -72,9 +72,7 @@ class _Blocks:
         self.factor = 1.0 / operator.scale
         self.shift = operator.skip if self.is_reduced else 0.0
 
-    def step(
-        self, x: Float[Tensor, "token size"], weights: Float[Tensor, "token head"]
-    ) -> Float[Tensor, "token size"]:
+    def step(self, x: Float[Tensor, "token size"], weights: Float[Tensor, "token head"]) -> Float[Tensor, "token size"]:
         """One product with every token's block: `theta`, where the eigenvalue of T is `shift + theta`."""
         path = self.path
         values = x if self.is_reduced else x @ path.value_rows.T

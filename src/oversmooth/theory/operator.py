@@ -2,9 +2,9 @@
 
     T(X) = (skip X + sum_h A_h X H_h / scale) N          X (token, d_model), tokens are rows, H_h = W_V^h W_O^h
 
-`ValuePath` holds the weights, with norms and gains folded in or not, at unit token scale; it belongs to a layer and keeps
-what is needed again for every sequence. `LayerOperator` adds the attention and the token scale of one sequence. N is
-the norm after the sum in post-norm blocks, without its common scale, which drops out of every exponent.
+`ValuePath` holds the weights, with norms and gains folded in or not, at unit token scale; it belongs to a layer and
+keeps what is needed again for every sequence. `LayerOperator` adds the attention and the token scale of one sequence. N
+is the norm after the sum in post-norm blocks, without its common scale, which drops out of every exponent.
 """
 
 from dataclasses import dataclass

@@ -19,6 +19,8 @@ DENSE_AC = 256
 """Largest AC problem (tokens times features) whose eigenvalues are all computed."""
 COARSE, FINE = 1e-3, {torch.float32: 4e-6, torch.float64: 1e-10}
 """Residuals, relative to the modulus. The coarse one is enough unless DC and AC are closer than its error bound."""
+CAUSAL = 1e-5
+"""Accuracy of the radius from diagonals, which costs little."""
 MAX_APPLICATIONS = 600
 
 
@@ -74,18 +76,23 @@ def norm_bound(operator: LayerOperator, head_sizes: Float[Tensor, "head"]) -> fl
 
 
 def ac_radius(
-    operator: LayerOperator, *, tolerance: float = COARSE, max_applications: int = MAX_APPLICATIONS
+    operator: LayerOperator,
+    *,
+    tolerance: float = COARSE,
+    against: float | None = None,
+    max_applications: int = MAX_APPLICATIONS,
 ) -> Radius:
     """`rho_ac`: spectral radius of `X -> P T(X)` on centred X, growth of what differs between tokens.
 
     All eigenvalues where the problem is small, the diagonals where attention is causal, otherwise Arnoldi until the
-    residual is below `tolerance` times the modulus. Undefined for a single token.
+    residual is below `tolerance` times the modulus, and below what separates the radius from `against`. Undefined for a
+    single token.
     """
     assert operator.tokens > 1, "one token has nothing to differ from"
     if operator.tokens * operator.path.d_model <= DENSE_AC:
         return dense_ac_radius(operator)
     if operator.is_causal:
-        return causal_radius(operator, tolerance=tolerance, max_applications=max_applications)
+        return causal_radius(operator, tolerance=min(tolerance, CAUSAL), max_applications=max_applications)
     path, n = operator.path, operator.tokens
     is_reduced = path.is_reducible
     width = path.channels if is_reduced else path.d_model
@@ -96,6 +103,8 @@ def ac_radius(
         shift=operator.skip if is_reduced else 0.0,
         factor=1.0 / operator.scale if is_reduced else 1.0,
         tolerance=tolerance,
+        against=against,
+        finest=FINE[path.w_v.dtype],
         max_applications=max_applications,
     )
     real, imaginary = (part.view(n, width) for part in found.vector)

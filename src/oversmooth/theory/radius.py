@@ -24,7 +24,7 @@ class Radius:
     residual: float
     """Relative to the modulus; 0 where every eigenvalue was computed."""
     route: str
-    """`dense`: every eigenvalue; `krylov`: restarted Arnoldi; `diagonals`: every token's own block, causal attention."""
+    """`dense`: every eigenvalue; `krylov`: restarted Arnoldi; `diagonals`: each token's block (causal attention)."""
     applications: int
     """Applications of the operator."""
     converged: bool

@@ -1,0 +1,115 @@
+"""What all benchmarks share: fixed seed and threads, interleaved timing, peak memory of a process, one JSON per claim.
+
+A benchmark states its claim, asserts that both sides give the same answer, times them in one run, writes its numbers
+and then asserts the claim, so that a failed claim leaves its numbers behind.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parent.parent
+SEED = 0
+THREADS = 2
+
+
+def fix(threads: int = THREADS) -> None:
+    """The same seed and number of threads in every run."""
+    torch.manual_seed(SEED)
+    torch.set_num_threads(threads)
+
+
+def best_seconds(alternatives: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Shortest time of each alternative; they take turns, so that a busy machine slows all of them alike."""
+    best = dict.fromkeys(alternatives, float("inf"))
+    for _ in range(rounds):
+        for name, run in alternatives.items():
+            start = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def run_measured(command: Sequence[str]) -> tuple[str, float, int]:
+    """Output, seconds and peak resident bytes of a process, which has to succeed."""
+    with tempfile.TemporaryFile() as output:
+        start = time.perf_counter()
+        process = subprocess.Popen(command, stdout=output, env={**os.environ, "OMP_NUM_THREADS": str(THREADS)})
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, list(command))
+        output.seek(0)
+        text = output.read().decode()
+    kibibytes = usage.ru_maxrss if sys.platform != "darwin" else usage.ru_maxrss // 1024
+    return text, seconds, kibibytes * 1024
+
+
+def write(name: str, *, claim: str, ours: str, alternative: str, ratio: float, numbers: Mapping[str, Any]) -> Path:
+    """Writes `results/NAME.json` beside the old one and then puts it in its place; `ours` and so on are for the table."""
+    RESULTS.mkdir(exist_ok=True)
+    body = {
+        "claim": claim,
+        "ours": ours,
+        "alternative": alternative,
+        "ratio": ratio,
+        "numbers": dict(numbers),
+        "seed": SEED,
+        "threads": THREADS,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": _commit(),
+        "machine": _machine(),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+    }
+    path = RESULTS / f"{name}.json"
+    beside = path.with_suffix(".json.new")
+    beside.write_text(json.dumps(body, indent=2, allow_nan=False) + "\n")
+    beside.replace(path)
+    return path
+
+
+PACKAGES = ("oversmooth", "torch", "numpy", "scipy", "safetensors", "weightwatcher")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str:
+    """The commit that was measured, with a `+` where files differ from it."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=True).stdout
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "src", "benchmarks/*.py")
+        return git("rev-parse", "--short=12", "HEAD").strip() + ("+" if changed.strip() else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _machine() -> str:
+    cpu = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{cpu}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}"

@@ -1,0 +1,130 @@
+"""What a page is made of: sections of plots, tables, strips and words, as plain values that the template lays out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from oversmooth.results import format_cell
+
+Figure = Mapping[str, Any]
+"""Traces and layout for Plotly, or steps of them for a slider; colours are names of the page's CSS variables."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slider:
+    count: int
+    first: str
+    """What the label says at the first step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    id: str
+    figure: Figure
+    caption: str
+    alt: str
+    """The same in words, for those who cannot see it."""
+    slider: Slider | None = None
+    kind: str = "plot"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    name: str
+    text: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    shown: str
+    value: float | None = None
+    """What sorting uses."""
+    tone: str = ""
+    text: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    id: str
+    label: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    kind: str = "table"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StripItem:
+    title: str
+    word: str
+    tone: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    label: str
+    items: tuple[StripItem, ...]
+    kind: str = "strip"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """A paragraph, a note or a line of code."""
+
+    text: str
+    mark: str = ""
+    """proved, computed or observed."""
+    kind: str = "text"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    items: tuple[str, ...]
+    kind: str = "list"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two plots side by side, one below the other on a narrow screen."""
+
+    plots: tuple[Plot, Plot]
+    kind: str = "pair"
+
+
+Block = Plot | Pair | Table | Strip | Words | Items
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    id: str
+    title: str = ""
+    lead: str = ""
+    blocks: Sequence[Block] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    title: str
+    eyebrow: str
+    verdict: str
+    facts: tuple[tuple[str, str], ...]
+    sections: tuple[Section, ...]
+    footer: str
+
+
+def cell(value: object, tone: str = "") -> Cell:
+    """A value as a cell: numbers are short to read and exact to sort."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return Cell(shown=format_cell(value), tone=tone, text=isinstance(value, str))
+    return Cell(shown=format_cell(value), value=float(value), tone=tone)  # type: ignore[arg-type]
+
+
+def table_of(id: str, label: str, rows: Sequence[Mapping[str, object]], text: Sequence[str] = ()) -> Table:
+    """A table from flat rows; columns that are empty throughout are left out."""
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, "", ()) for row in rows)]
+    return Table(
+        id=id,
+        label=label,
+        columns=tuple(Column(name=name.replace("_", " "), text=name in text) for name in names),
+        rows=tuple(tuple(cell(row[name]) for name in names) for row in rows),
+    )

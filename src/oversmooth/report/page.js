@@ -1,0 +1,109 @@
+// Draws each figure when it comes near the screen, in the colours of the page; sorts tables; saves figures and tables.
+(() => {
+  "use strict";
+  const data = JSON.parse(document.getElementById("figures").textContent);
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const drawn = new Map();
+
+  // Colours are written as "var(--name)" in the figures, so that one figure serves both themes.
+  const coloured = (value) => {
+    if (typeof value === "string") return value.startsWith("var(--") ? css(value.slice(4, -1)) : value;
+    if (Array.isArray(value)) return value.map(coloured);
+    if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, coloured(v)]));
+    return value;
+  };
+  const axis = (own) => ({
+    gridcolor: css("--grid"), zerolinecolor: css("--line"), linecolor: css("--line"), automargin: true, ...own,
+    title: { ...(own.title || {}), font: { size: 13 } },
+  });
+  const layoutOf = (figure) => {
+    const own = coloured(figure.layout || {});
+    const layout = {
+      autosize: true, height: 320, margin: { l: 56, r: 18, t: 14, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)", font: { color: css("--ink"), size: 13 }, hovermode: "closest",
+      legend: { orientation: "h", y: 1.12, x: 0 }, ...own,
+    };
+    for (const key of Object.keys(own)) if (/^[xy]axis/.test(key)) {
+      layout[key] = axis(own[key]);
+    }
+    return layout;
+  };
+  const draw = (node) => {
+    const figure = data[node.dataset.figure];
+    if (!figure) return;
+    const step = Number(node.dataset.step || 0);
+    const traces = figure.steps ? [...(figure.traces || []), ...figure.steps[step].traces] : figure.traces;
+    const layout = figure.steps && figure.steps[step].layout ? { ...figure.layout, ...figure.steps[step].layout } : figure.layout;
+    Plotly.react(node, coloured(traces), layoutOf({ layout }), { displayModeBar: false, responsive: true });
+    drawn.set(node, true);
+  };
+
+  const nodes = [...document.querySelectorAll(".plot")];
+  const observer = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting && !drawn.has(entry.target)) draw(entry.target);
+  }, { rootMargin: "400px" });
+  nodes.forEach((node) => observer.observe(node));
+  const redraw = () => [...drawn.keys()].forEach(draw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  addEventListener("beforeprint", () => nodes.forEach(draw));
+
+  const theme = document.getElementById("theme");
+  theme.addEventListener("click", () => {
+    const root = document.documentElement;
+    const isDark = css("color-scheme") === "dark" || getComputedStyle(root).colorScheme === "dark";
+    root.dataset.theme = isDark ? "light" : "dark";
+    redraw();
+  });
+
+  for (const slider of document.querySelectorAll("input[data-for]")) {
+    const node = document.getElementById(slider.dataset.for);
+    const label = document.getElementById(slider.dataset.for + "-label");
+    slider.addEventListener("input", () => {
+      node.dataset.step = slider.value;
+      const words = data[node.dataset.figure].steps[Number(slider.value)].words;
+      label.textContent = words;
+      slider.setAttribute("aria-valuetext", words);
+      draw(node);
+    });
+  }
+
+  const save = (name, blob) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  };
+  for (const button of document.querySelectorAll("button[data-save]")) {
+    button.addEventListener("click", () => {
+      const node = document.getElementById(button.dataset.of);
+      if (!drawn.has(node)) draw(node);
+      Plotly.downloadImage(node, { format: button.dataset.save, filename: "oversmooth-" + node.dataset.figure, width: 1100, height: node.clientHeight || 400, scale: 2 });
+    });
+  }
+  for (const button of document.querySelectorAll("button[data-csv]")) {
+    button.addEventListener("click", () => {
+      const quote = (text) => (/[",\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text);
+      const rows = [...document.getElementById(button.dataset.csv).rows].map((row) => [...row.cells].map((cell) => quote(cell.innerText.trim())).join(","));
+      save(button.dataset.csv + ".csv", new Blob([rows.join("\n") + "\n"], { type: "text/csv" }));
+    });
+  }
+  for (const table of document.querySelectorAll("table.sortable")) {
+    [...table.tHead.rows[0].cells].forEach((head, column) => {
+      head.querySelector("button").addEventListener("click", () => {
+        const rising = head.getAttribute("aria-sort") !== "ascending";
+        [...table.tHead.rows[0].cells].forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", rising ? "ascending" : "descending");
+        const key = (row) => row.cells[column].dataset.value ?? row.cells[column].innerText;
+        const number = (text) => (text.trim() !== "" && isFinite(Number(text)) ? Number(text) : null);
+        const rows = [...table.tBodies[0].rows].sort((a, b) => {
+          const [x, y] = [key(a), key(b)];
+          const [p, q] = [number(x), number(y)];
+          const order = p !== null && q !== null ? p - q : p !== null ? -1 : q !== null ? 1 : x.localeCompare(y);
+          return rising ? order : -order;
+        });
+        table.tBodies[0].append(...rows);
+      });
+    });
+  }
+})();
