@@ -5,12 +5,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oversmooth.errors import OversmoothError
-from oversmooth.writing import require_writable
+from oversmooth.errors import BrokenFile, OutOfRange, OversmoothError
+from oversmooth.writing import require_writable, write_whole
+
+if TYPE_CHECKING:
+    from oversmooth.results import Analysis
 
 app = typer.Typer(
     add_completion=False,
@@ -165,6 +168,102 @@ def measure(
 
 
 @app.command()
+def report(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Models, or analyses saved with --save. Without any: the embedded MiniLM.", show_default=False
+        ),
+    ] = None,
+    data: DataOption = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the page goes.")] = Path("report.html"),
+    save: Annotated[Path | None, typer.Option(help="Also save the analysis as JSON, to be opened again.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Also write PDF, PNG and SVG figures into this folder.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Curves over training from the JSONL file of a monitor.")] = None,
+    max_samples: MaxSamples = None,
+    batch_size: BatchSize = 8,
+    max_tokens: MaxTokens = 128,
+    seed: Seed = 0,
+    device: Device = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Write one self-contained HTML page with the verdict, the curves, the spectra and the explanation."""
+    from oversmooth.report import write_page
+    from oversmooth.report.compare import compare_page
+    from oversmooth.report.page import page_of
+    from oversmooth.report.static import write_figures
+    from oversmooth.report.training import read_run, training_page
+
+    require_writable(output, save)
+    if run is not None:
+        page = training_page(run, read_run(run))
+    else:
+        options = {"max_samples": max_samples, "batch_size": batch_size, "max_tokens": max_tokens, "seed": seed}
+        options |= {"device": device, "trust_remote_code": trust_remote_code}
+        analyses = [_analysis(target, data, options) for target in targets or [_embedded_default()]]
+        page = page_of(analyses[0]) if len(analyses) == 1 else compare_page(analyses)
+        if save is not None:
+            text = analyses[0].to_json(indent=1)
+            write_whole(save, lambda partial: partial.write_text(text, encoding="utf-8"))
+        if figures is not None:
+            for path in write_figures(analyses[0], figures):
+                typer.echo(path, err=True)
+    write_page(page, output)
+    typer.echo(page.verdict)
+    typer.echo(f"report: {output.absolute()}")
+
+
+@app.command()
+def compare(
+    targets: Annotated[list[str], typer.Argument(help="Two or more models, or analyses saved with `report --save`.")],
+    data: DataOption = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the page goes.")] = Path("compare.html"),
+    max_samples: MaxSamples = None,
+    batch_size: BatchSize = 8,
+    max_tokens: MaxTokens = 128,
+    seed: Seed = 0,
+    device: Device = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Compare models on one page, aligned by relative depth: before and after, or checkpoints of one run."""
+    from oversmooth.report import write_page
+    from oversmooth.report.compare import compare_page
+
+    if len(targets) < 2:
+        raise OutOfRange("the number of targets", len(targets), "at least 2 (for one model: oversmooth report)")
+    require_writable(output)
+    options = {"max_samples": max_samples, "batch_size": batch_size, "max_tokens": max_tokens, "seed": seed}
+    options |= {"device": device, "trust_remote_code": trust_remote_code}
+    page = compare_page([_analysis(target, data, options) for target in targets])
+    write_page(page, output)
+    typer.echo(page.verdict)
+    typer.echo(f"report: {output.absolute()}")
+
+
+def _analysis(target: str, data: str | None, options: dict[str, Any]) -> "Analysis":
+    """A saved analysis as it is, or a new one of a model."""
+    import json
+    import shlex
+
+    from oversmooth.analyze import analyze
+    from oversmooth.results import Analysis
+
+    path = Path(target)
+    if path.suffix == ".json" and path.is_file():
+        try:
+            loaded = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise BrokenFile(target, "an analysis saved with `oversmooth report --save`", "no JSON") from error
+        return Analysis.from_dict(loaded, where=target)
+    words = ["oversmooth", "report", target, *(["--data", data] if data else [])]
+    words += ["--max-samples", str(options["max_samples"])] if options["max_samples"] else []
+    words += ["--batch-size", str(options["batch_size"]), "--max-tokens", str(options["max_tokens"])]
+    words += ["--seed", str(options["seed"])]
+    with _stages() as stage:
+        return analyze(target, data, command=shlex.join(words), stage=stage, **options)
+
+
+@app.command()
 def architectures(json: Json = False) -> None:
     """List the declared families, and what is refused and why."""
     from oversmooth import tables
@@ -191,15 +290,30 @@ def _embedded_default() -> str:
 
 @contextmanager
 def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, only where a person watches."""
+    with _stages() as stage:
+        yield stage(label)
+
+
+@contextmanager
+def _stages() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """One bar per stage on stderr, only where a person watches."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    columns: tuple[Any, ...] = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns: tuple[Any, ...] = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def stage(name: str) -> Callable[[int, int], None]:
+            task = bar.add_task(name, total=None)
+            return lambda done, total: bar.update(task, completed=done, total=total or None)
+
+        yield stage
 
 
 def main() -> None:

@@ -202,3 +202,34 @@ class NoAttentionMaps(OversmoothError):
         super().__init__(
             f"The theory needs the attention probabilities of {layer}, each row summing to one; found {found}.\n{advice}"
         )
+
+
+# --- changing the model ---------------------------------------------------------------------------------------------
+
+
+class TooManyValueDirections(OversmoothError):
+    def __init__(self, n_kv: int, d_head: int, d_model: int):
+        super().__init__(
+            f"{n_kv} value heads of size {d_head} make {n_kv * d_head} directions of values, more than the width "
+            f"{d_model}: heads cannot own separate parts of one eigenbasis, so no exact form of H = V diag(lambda) V^-1 "
+            "exists for this layer.
+"
+            "Leave it out with layers=..., or change its attention instead, for example osm.apply(model, 'attnscale')."
+        )
+
+
+class IllConditioned(OversmoothError):
+    def __init__(self, bound: float, limit: float):
+        super().__init__(
+            f"A general eigenbasis has become ill-conditioned: norm(V) norm(V^-1) is {bound:.3g}, above {limit:g}, where "
+            "the inverse loses its digits.
+"
+            "Keep it bounded with max_condition=100, use basis='orthogonal', or lower the learning rate of V."
+        )
+
+
+class CannotControl(OversmoothError):
+    """An intervention that has no exact form for this model."""
+
+    def __init__(self, intervention: str, where: str, reason: str, alternative: str):
+        super().__init__(f"{intervention} cannot be applied to {where}: {reason}.\n{alternative}")

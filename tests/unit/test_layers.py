@@ -30,6 +30,11 @@ LEVELS = (
 LEVEL: Mapping[str, int] = {
     f"{PACKAGE}.{name}".rstrip("."): level for level, names in enumerate(LEVELS) for name in names
 }
+CONVENIENCE = {
+    ("oversmooth.results.analysis", "oversmooth.report"),
+    ("oversmooth.results.analysis", "oversmooth.report.page"),
+}
+"""The one step upwards: `analysis.save_html(path)`, inside a function, because users look for it there."""
 MODEL_LIBRARIES = ("transformers", "timm")
 MAY_IMPORT_THEM = ("models.source", "models.live", "data")
 
@@ -56,7 +61,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
 def violations(module: str, text: str) -> list[str]:
     """What the module imports from its own level or above."""
     own = [name for name in imports(ast.parse(text)) if name.split(".")[0] == PACKAGE]
-    return [name for name in own if LEVEL[name] >= LEVEL[module]]
+    return [name for name in own if LEVEL[name] >= LEVEL[module] and (module, name) not in CONVENIENCE]
 
 
 def misplaced_model_libraries(module: str, text: str) -> list[str]:

@@ -8,7 +8,7 @@ This module, with `live.py`, is the only one below the recipes that imports tran
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,6 @@ from oversmooth.models.pickle_store import PickleStore
 from oversmooth.models.safetensors_store import SafetensorsStore, read_weight_map
 from oversmooth.models.store import TensorStore
 from oversmooth.torchvision_compat import ensure_torchvision
-
-Target = str | Path | nn.Module
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SHARD = re.compile(r"-\d+-of-\d+(?=\.(safetensors|bin)$)")
@@ -111,6 +109,10 @@ class Source:
         if not found:
             raise UnidentifiedWeights(self.target, (), sorted(self.store.names)[:3])
         return tuple(found.values())
+
+
+Target = str | Path | nn.Module | Source
+"""What a user can point at; an opened source is one too."""
 
 
 # --- identity -------------------------------------------------------------------------------------------------------
@@ -207,19 +209,15 @@ def open_source(
     target: Target, *, model_type: str | None = None, n_heads: int | None = None, n_kv: int | None = None
 ) -> Source:
     """Opens whatever the user points at, without reading tensors; keywords fill in what a bare file does not say."""
-    source = _open_module(target) if isinstance(target, nn.Module) else _open_path(str(target))
+    if isinstance(target, Source):
+        source = target
+    else:
+        source = _open_module(target) if isinstance(target, nn.Module) else _open_path(str(target))
     given = {"model_type": model_type, "num_attention_heads": n_heads, "num_key_value_heads": n_kv}
     config = {**source.config, **{key: value for key, value in given.items() if value is not None}}
     if model_type and model_type not in known_model_types() and model_type not in REFUSED:
         raise UnknownArchitecture(model_type, known_model_types())
-    return Source(
-        target=source.target,
-        kind=source.kind,
-        config=config,
-        store=source.store,
-        module=source.module,
-        place=source.place,
-    )
+    return replace(source, config=config)
 
 
 def _open_module(module: nn.Module) -> Source:

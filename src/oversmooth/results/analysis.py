@@ -1,6 +1,7 @@
 """Everything about one model: weights, measurement and prediction together."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from oversmooth.results.base import Missing, Row, SavedResult
@@ -24,6 +25,13 @@ class Analysis(SavedResult):
     def rows(self) -> list[Row]:
         """One flat row per layer of what the weights say."""
         return self.inspection.rows()
+
+    def save_html(self, path: str | Path) -> None:
+        """Writes the report as one self-contained HTML file (needs plotly and jinja2)."""
+        from oversmooth.report import write_page
+        from oversmooth.report.page import page_of
+
+        write_page(page_of(self), Path(path))
 
     def __repr__(self) -> str:
         parts = [name for name in ("measurement",) if getattr(self, name) is not None]

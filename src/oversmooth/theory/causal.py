@@ -35,7 +35,7 @@ def causal_radius(operator: LayerOperator, *, tolerance: float, max_applications
     blocks = _Blocks(operator)
     count, size = len(blocks.weights), blocks.size
     if count * size**3 <= DENSE_WORK:
-        return blocks.with_idle(exact_radius(blocks.eigenvalues(range(count)), "diagonals"))
+        return blocks.with_idle(exact_radius(blocks.eigenvalues(range(count)), blocks.weights.dtype, "diagonals"))
     ranking = blocks.ranked()
     best: Radius | None = None
     used = STEPS
@@ -95,7 +95,7 @@ class _Blocks:
 
     def solve(self, token: int, tolerance: float, max_applications: int) -> Radius:
         if self.size <= DENSE_BLOCK:
-            return exact_radius(self.eigenvalues([token]), "diagonals")
+            return exact_radius(self.eigenvalues([token]), self.weights.dtype, "diagonals")
         weights = self.weights[token : token + 1]
         found = dominating(
             lambda x: self.step(x[None], weights)[0],

@@ -112,8 +112,11 @@ class ValuePath:
         return torch.arange(self.n_heads) // (self.n_heads // self.n_kv)
 
     @cached_property
-    def head_eigenvalues(self) -> Complex[Tensor, "head d_head"]:
+    def head_eigenvalues(self) -> Complex[Tensor, "head core"]:
         """Eigenvalues of every head's own `H_h` that its shape does not force to zero."""
+        if self.d_head > self.d_model:
+            whole = self.w_v[self.value_head].mT @ self.output_rows.unflatten(0, (self.n_heads, self.d_head))
+            return torch.linalg.eigvals(whole.double())
         by_head = self.core.unflatten(0, (self.n_heads, self.d_head)).unflatten(-1, (self.n_kv, self.d_head))
         return torch.linalg.eigvals(by_head[torch.arange(self.n_heads), :, self.value_head].double())
 

@@ -10,6 +10,8 @@ from oversmooth.theory.arnoldi import Dominating
 
 TIE = 1e-6
 """Moduli that differ by less, relatively, count as equal."""
+ROUNDING = {torch.float64: 1e-9, torch.float32: 3e-6}
+"""Relative error that rounding leaves in an eigenvalue of a matrix of this precision."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -34,16 +36,16 @@ class Radius:
     """Real and imaginary part of the features in the dominating direction, where they were computed."""
 
 
-def exact_radius(values: Complex[Tensor, "count"], route: str = "dense") -> Radius:
-    """The radius of a list of all eigenvalues."""
+def exact_radius(values: Complex[Tensor, "count"], dtype: torch.dtype, route: str = "dense") -> Radius:
+    """The radius of a list of all eigenvalues of a matrix that was computed in `dtype`."""
     moduli = values.abs()
     best = values[moduli.argmax()]
     rho = best.abs().item()
     return Radius(
         value=rho,
         eigenvalue=complex(best),
-        low=rho,
-        high=rho,
+        low=rho * (1 - ROUNDING[dtype]),
+        high=rho * (1 + ROUNDING[dtype]),
         residual=0.0,
         route=route,
         applications=0,
@@ -77,7 +79,8 @@ def with_idle(radius: Radius, skip: float, count: int) -> Radius:
     if not count or radius.value > idle * (1 + TIE):
         return radius
     ties = radius.dimension if radius.value >= idle * (1 - TIE) else 0
-    high = max(idle, radius.high)
+    # Where the other eigenvalues are known to be smaller, the radius is exactly that of the idle features.
+    high = max(idle, radius.high) if ties or not radius.converged else idle
     return replace(
         radius, value=idle, eigenvalue=complex(skip), low=idle, high=high, dimension=ties + count, vector=None
     )

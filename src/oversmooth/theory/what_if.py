@@ -49,7 +49,10 @@ def gfsa(attention: Attention, w0: float, w1: float, w_k: float, k: float = 4) -
 
 
 def feat_scale(attention: Attention, t1: float, t2: float) -> Attention:
-    """FeatScale with one number per part, `(1 + t1) LC Y + (1 + t2) HC Y`, written as a change of attention."""
+    """FeatScale with one number per part, `(1 + t1) LC Y + (1 + t2) HC Y`, written as a change of attention.
+
+    LC and HC are over all tokens of the sequence, later ones too.
+    """
     shared = attention.mean(1, keepdim=True).expand_as(attention)
     return (1 + t1) * shared + (1 + t2) * (attention - shared)
 
@@ -58,7 +61,7 @@ def feat_scale(attention: Attention, t1: float, t2: float) -> Attention:
 
 
 def with_interval(weights: AttentionWeights, low: float, high: float) -> AttentionWeights:
-    """H replaced by `V diag(clip(psi, low, high)) V^T`, V orthonormal from the value weights, psi the diagonal of H there.
+    """H replaced by `V diag(clip(psi, low, high)) V^T`, V orthonormal from the value weights, psi the diagonal of H in it.
 
     Heads take slices of the basis, so that they decouple; heads that share values share the eigenvalue equally. The
     value bias keeps its effect on what all tokens share.
@@ -152,6 +155,19 @@ def _layer_only(
     return build
 
 
+def _feat_scale(name: str, t1: float, t2: float) -> WhatIf:
+    def change(layer: AttentionLayer) -> AttentionLayer:
+        bias = layer.weights.b_o  # a part of Y that all tokens share, so that it is scaled with LC
+        if bias is None:
+            return layer
+        return dataclasses.replace(layer, weights=dataclasses.replace(layer.weights, b_o=(1 + t1) * bias))
+
+    def why_not(layer: AttentionLayer) -> str | None:
+        return "a norm on the branch undoes it in part" if layer.norm_on_branch is not None else None
+
+    return WhatIf(name=name, layer=change, attention=lambda a: feat_scale(a, t1, t2), why_not=why_not)
+
+
 def _no_biases(name: str) -> WhatIf:
     return WhatIf(
         name=name,
@@ -174,7 +190,7 @@ WHAT_IFS: dict[str, tuple[str, Builder, int, int]] = {
     "interval": ("LOW,HIGH", _layer_only(_interval, _too_many_channels), 2, 2),
     "layerscale": ("GAIN", _layer_only(_scaled, None), 1, 1),
     "attnscale": ("W", _attention_only(attn_scale), 1, 1),
-    "featscale": ("T1,T2", _attention_only(feat_scale), 2, 2),
+    "featscale": ("T1,T2", _feat_scale, 2, 2),
     "centered": ("", _attention_only(centred_attention), 0, 0),
     "gfsa": ("W0,W1,WK[,K]", _attention_only(gfsa), 3, 4),
 }

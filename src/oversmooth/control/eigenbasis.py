@@ -1,0 +1,267 @@
+"""`H = V diag(lambda) V^-1` with every eigenvalue in an interval, as a small module that owns V and psi.
+
+In the row convention of the theory `W_V = V diag(lambda)` and `W_O = V^-1`, with heads taking slices of the columns of V;
+in the canonical form here `w_v = diag(lambda) V^T` and `w_o = V^-T`. In the basis `Y = X V` all heads decouple, so the
+guarantee of one head holds for every head and any attention. Where several query heads read one value head (grouped
+queries), `w_v = V^T` and `w_o^h = D_g^T diag(lambda^h)`, D being the dual of V (`D V = I`), with `lambda^h = l share^h`
+and shares that are positive and sum to one over the heads of a group: `l` is the eigenvalue and lies in the interval.
+With fewer channels than the width, directions outside the columns of V are untouched: their eigenvalue is zero.
+
+Three bases. `OrthogonalBasis`: V of orthonormal columns, H symmetric. `GeneralBasis`: V learned freely, its inverse by LU.
+`BoundedBasis`: V learned as `Q diag(s) P^T`, whose condition number cannot pass a bound.
+
+A note on the route for orthonormal V. The Cayley transform of a skew matrix is exact, differentiable and never fails:
+`I - S + B^T B` has a symmetric part of at least the identity, so its inverse exists and is well conditioned whatever the
+optimizer did. For k columns it needs one k x k inverse, and its backward pass two products. Matrix exponentials take
+50 times as long, Householder QR as long on a CPU and longer on a GPU, and the gradient of QR breaks down where columns
+become dependent. V starts at `base` with `tangent = 0`, where the gradient of `tangent` is the Riemannian gradient.
+Weight decay pulls V back to where it started; leave `tangent` out of it if that is not wanted.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from oversmooth.errors import IllConditioned, OutOfRange, TooManyValueDirections
+
+CONDITION_LIMIT = {torch.float32: 1e6, torch.float64: 1e12}
+"""Largest `norm(V) norm(V^-1)`, an upper bound of the condition number: beyond it the inverse keeps about one digit."""
+SMALLEST_SHARE = 1e-4
+"""What a head keeps of an eigenvalue that another head of its group owned: a share of zero could not be learned back."""
+
+
+class _Clip(torch.autograd.Function):
+    """`clip(x, low, high)` whose gradient vanishes only where a step along it would lead further out."""
+
+    @staticmethod
+    def forward(x: Tensor, low: float, high: float) -> Tensor:
+        return x.clamp(low, high)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
+        x, ctx.low, ctx.high = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (x,), (gradient,) = ctx.saved_tensors, gradients
+        leads_out = ((x > ctx.high) & (gradient < 0)) | ((x < ctx.low) & (gradient > 0))
+        return gradient.masked_fill(leads_out, 0), None, None
+
+
+def returning_clip(x: Float[Tensor, "channel"], low: float, high: float) -> Float[Tensor, "channel"]:
+    """`clip(x, low, high)`; outside, the gradient passes where descent leads back in and is zero where it leads out.
+
+    A plain clip would kill the gradient for good, a plain straight-through estimate would let x run away while the loss
+    wants more than the interval allows. This one does what projected gradient descent does at the boundary: x leaves by
+    at most one step and returns as soon as the loss asks for it.
+    """
+    clipped = _Clip.apply(x, low, high)
+    assert isinstance(clipped, Tensor)
+    return clipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """How the value channels of one layer are cut into heads."""
+
+    d_model: int
+    n_heads: int
+    n_kv: int
+    d_head: int
+
+    def __post_init__(self) -> None:
+        if self.channels > self.d_model:
+            raise TooManyValueDirections(self.n_kv, self.d_head, self.d_model)
+
+    @property
+    def channels(self) -> int:
+        return self.n_kv * self.d_head
+
+    @property
+    def per_group(self) -> int:
+        """Query heads that read one value head."""
+        return self.n_heads // self.n_kv
+
+
+def full_precision(tensor: Tensor) -> Tensor:
+    """The tensor in float32 or better: nothing here is factorised in half precision."""
+    return tensor if tensor.dtype in CONDITION_LIMIT else tensor.float()
+
+
+# --- bases ----------------------------------------------------------------------------------------------------------
+
+
+class Basis(nn.Module):
+    """The columns of V and their dual rows D, with `D V = I`."""
+
+    def frame(self) -> tuple[Float[Tensor, "d_model channel"], Float[Tensor, "channel d_model"]]:
+        raise AssertionError("each basis says how it is made")
+
+
+class OrthogonalBasis(Basis):
+    """Columns that are orthonormal, whatever the parameters are; they start as given."""
+
+    base: Tensor
+
+    def __init__(self, start: Float[Tensor, "d_model channel"]):
+        super().__init__()
+        self.register_buffer("base", start.detach().clone())
+        self.tangent = nn.Parameter(torch.zeros_like(start))
+
+    def columns(self) -> Float[Tensor, "d_model channel"]:
+        """`Cayley(A) base` with A the skew matrix of `tangent`, through one channel x channel inverse."""
+        base, tangent = full_precision(self.base), full_precision(self.tangent)
+        along = base.T @ tangent
+        skew = (along - along.T) / 4
+        eye = torch.eye(base.shape[1], dtype=base.dtype, device=base.device)
+        if base.shape[0] == base.shape[1]:
+            return base @ (2 * torch.linalg.inv_ex(eye - skew).inverse - eye)
+        away = (tangent - base @ along) / 2
+        inverse = torch.linalg.inv_ex(eye - skew + away.T @ away).inverse
+        return base @ (2 * inverse - eye) + 2 * (away @ inverse)
+
+    def frame(self) -> tuple[Tensor, Tensor]:
+        columns = self.columns()
+        return columns, columns.T
+
+
+class GeneralBasis(Basis):
+    """Columns learned freely; the dual is their inverse, or `(Y^T V)^-1 Y^T` where there are fewer than the width."""
+
+    def __init__(self, start: Float[Tensor, "d_model channel"], dual: Float[Tensor, "d_model channel"] | None = None):
+        super().__init__()
+        self.columns = nn.Parameter(start.detach().clone())
+        is_square = start.shape[0] == start.shape[1]
+        self.dual = None if is_square else nn.Parameter((start if dual is None else dual).detach().clone())
+
+    def frame(self) -> tuple[Tensor, Tensor]:
+        """V and D; raises `IllConditioned` before the inverse loses its digits."""
+        columns = full_precision(self.columns)
+        if self.dual is None:
+            rows = torch.linalg.inv_ex(columns).inverse
+        else:
+            dual = full_precision(self.dual)
+            rows = torch.linalg.inv_ex(dual.T @ columns).inverse @ dual.T
+        if not torch.compiler.is_compiling():
+            bound = (columns.detach().norm() * rows.detach().norm()).item()
+            limit = CONDITION_LIMIT[columns.dtype]
+            if not bound <= limit:  # NaN too
+                raise IllConditioned(bound, limit)
+        return columns, rows
+
+
+class BoundedBasis(Basis):
+    """Columns `Q diag(s) P^T` with orthonormal Q and P, whose condition number `max s / min s` is at most the bound."""
+
+    def __init__(self, start: Float[Tensor, "d_model channel"], max_condition: float):
+        super().__init__()
+        if not 1 < max_condition < math.inf:
+            raise OutOfRange("max_condition", max_condition, "a number above 1")
+        self.half_range = math.log(max_condition) / 2
+        left, sizes, right = torch.linalg.svd(full_precision(start.detach()), full_matrices=False)
+        logs = sizes.clamp(min=torch.finfo(sizes.dtype).tiny).log()
+        centred = (logs - (logs.max() + logs.min()) / 2) / self.half_range
+        self.left, self.right = OrthogonalBasis(left), OrthogonalBasis(right.T.contiguous())
+        self.spread = nn.Parameter(centred.clamp(-0.999, 0.999).atanh())
+
+    def frame(self) -> tuple[Tensor, Tensor]:
+        sizes = (self.half_range * full_precision(self.spread).tanh()).exp()
+        left, right = self.left.columns(), self.right.columns()
+        return (left * sizes) @ right.T, (right / sizes) @ left.T
+
+
+def random_columns(
+    heads: Heads, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
+) -> Float[Tensor, "d_model channel"]:
+    """Orthonormal columns without preference for any direction (Haar), on the CPU."""
+    normal = torch.randn(heads.d_model, heads.channels, generator=generator, dtype=dtype)
+    q, r = torch.linalg.qr(normal)
+    return q * r.diagonal().sign()
+
+
+# --- the module that owns them --------------------------------------------------------------------------------------
+
+
+class Eigenbasis(nn.Module):
+    """Value and output weights of one layer whose map H has every eigenvalue in [low, high], head by head."""
+
+    def __init__(
+        self,
+        heads: Heads,
+        basis: Basis,
+        psi: Float[Tensor, "channel"],
+        low: float,
+        high: float,
+        shares: Float[Tensor, "kv group d_head"] | None = None,
+    ):
+        super().__init__()
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise OutOfRange("the interval", (low, high), "two finite numbers, the smaller one first")
+        self.heads, self.low, self.high = heads, float(low), float(high)
+        self.basis = basis
+        self.psi = nn.Parameter(psi.detach().clone())
+        self.share_logits: nn.Parameter | None = None
+        if heads.per_group > 1:
+            even = psi.new_full((heads.n_kv, heads.per_group, heads.d_head), 1 / heads.per_group)
+            given = even if shares is None else shares.to(psi).clamp(min=SMALLEST_SHARE)
+            self.share_logits = nn.Parameter(given.log())
+        self._kept: tuple[object, Tensor] | None = None
+
+    def eigenvalues(self) -> Float[Tensor, "channel"]:
+        """`clip(psi, low, high)`, in the order (value head, channel)."""
+        return returning_clip(full_precision(self.psi), self.low, self.high)
+
+    def weights(self) -> tuple[Float[Tensor, "channel d_model"], Float[Tensor, "d_model inner"]]:
+        """Canonical value and output weights, evaluated now, in float32 or better even under autocast."""
+        with torch.autocast(self.psi.device.type, enabled=False):
+            columns, rows = self.basis.frame()
+            values = self.eigenvalues()
+            if self.share_logits is None:
+                return values[:, None] * columns.T, rows.T
+            shares = full_precision(self.share_logits).softmax(1)
+            per_head = values.view(self.heads.n_kv, 1, self.heads.d_head) * shares
+            output = rows.T.reshape(-1, self.heads.n_kv, 1, self.heads.d_head) * per_head
+            return columns.T, output.flatten(1)
+
+    # The two weights are read one after the other in every forward pass. The value weight evaluates both and keeps the
+    # output weight for the one read that follows: once per pass, and nothing outlives it, so that gradients may be
+    # accumulated, blocks recomputed (checkpointing) and parameters changed in between without stale results.
+
+    def value_weight(self) -> Float[Tensor, "channel d_model"]:
+        value, output = self.weights()
+        self._kept = None if torch.compiler.is_compiling() else (self._state(), output)
+        return value
+
+    def output_weight(self) -> Float[Tensor, "d_model inner"]:
+        if torch.compiler.is_compiling():  # common subexpressions are found by the compiler
+            return self.weights()[1]
+        kept, self._kept = self._kept, None
+        return kept[1] if kept is not None and kept[0] == self._state() else self.weights()[1]
+
+    def _state(self) -> object:
+        if any(parameter.is_inference() for parameter in self.parameters()):
+            return object()  # these have no versions: never equal
+        versions = tuple((id(tensor), tensor._version) for tensor in (*self.parameters(), *self.buffers()))
+        return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), versions
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": None}  # what is kept belongs to one pass, and graphs cannot be copied
+
+    def contains(
+        self, w_v: Float[Tensor, "channel d_model"], w_o: Float[Tensor, "d_model inner"], tolerance: float = 1e-4
+    ) -> bool:
+        """Whether a pair of weights is of this form: heads decouple, and every eigenvalue lies in the interval."""
+        heads = self.heads
+        cores = w_v.double() @ w_o.double()  # (value head, channel) x (head, channel)
+        cores = cores.reshape(heads.n_kv, heads.d_head, heads.n_kv, heads.per_group, heads.d_head)
+        own = cores.diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=2)  # (group, kv, d_head)
+        strays = (cores.square().sum() - own.square().sum()).clamp(min=0).sqrt()
+        eigenvalues = own.sum(0)
+        inside = (eigenvalues >= self.low - tolerance).all() & (eigenvalues <= self.high + tolerance).all()
+        same_sign = ((own >= -tolerance).all(0) | (own <= tolerance).all(0)).all()
+        return bool(inside & same_sign & (strays <= tolerance * (1 + own.norm())))

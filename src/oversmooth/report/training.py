@@ -1,0 +1,105 @@
+"""Curves over training, from the JSONL file that the monitor writes."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from oversmooth.errors import BrokenFile
+from oversmooth.report.blocks import Block, Page, Plot, Section, table_of
+from oversmooth.report.weights import rounded
+
+NAME = re.compile(r"smoothing/(?P<stack>[^/]+/)?(?P<metric>[^/]+)/(?:depth|layer)_(?P<place>\d+)")
+Point = dict[str, float]
+TITLES = {
+    "cosine": "mean cosine between tokens",
+    "hfc_lfc": "HFC / LFC",
+    "rho_dc": "ρ_dc of H",
+    "min_real": "smallest Re λ",
+    "max_real": "largest Re λ",
+}
+
+
+def read_run(path: Path) -> list[Point]:
+    """The monitor's lines, in order of step; a last line cut off by a crash is left out."""
+    points: list[Point] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BrokenFile(str(path), "a JSONL file written by the monitor", str(error), "Check the path.") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            point = json.loads(line)
+            assert isinstance(point, dict)
+            assert isinstance(point["step"], int)
+        except (ValueError, KeyError, AssertionError) as error:
+            if number == len(lines) and points:
+                break
+            raise BrokenFile(f"{path}, line {number}", "a JSON object with a step", line[:60], "Remove it.") from error
+        points.append(point)
+    if not points:
+        raise BrokenFile(str(path), "at least one line", "none", "Train for a step first.")
+    return sorted(points, key=lambda point: point["step"])
+
+
+def training_page(path: Path, points: Sequence[Point]) -> Page:
+    """One figure per metric, a line per depth or layer, dark to light."""
+    metrics: dict[str, dict[tuple[str, int], None]] = {}
+    for name in dict.fromkeys(key for point in points for key in point):
+        if match := NAME.fullmatch(name):
+            title = (match["stack"] or "") + match["metric"]
+            metrics.setdefault(title, {})[name, int(match["place"])] = None
+    blocks: list[Block] = [_figure(title, list(names), points) for title, names in metrics.items()]
+    last = points[-1]
+    deepest = [name for title, names in metrics.items() if title.endswith("cosine") for name, _ in names]
+    verdict = "No smoothing metric was found in this run."
+    if deepest:
+        first_value, last_value = points[0].get(deepest[-1]), last.get(deepest[-1])
+        if first_value is not None and last_value is not None:
+            word = "smoother" if last_value > first_value else "sharper"
+            change = f"mean cosine {first_value:.2f} → {last_value:.2f}"
+            verdict = f"Over {last['step']} steps the last layer became {word}: {change}."
+    rows = [{"step": point["step"], **{k: v for k, v in point.items() if k != "step"}} for point in points]
+    table = table_of("run", "Every number of the run", [{key: row.get(key) for key in rows[0]} for row in rows])
+    return Page(
+        title=f"oversmooth: {path.name}",
+        eyebrow=str(path),
+        verdict=verdict,
+        facts=(("measurements", str(len(points))), ("last step", str(last["step"]))),
+        sections=(Section(id="curves", blocks=blocks), Section(id="numbers", title="Numbers", blocks=[table])),
+        footer="Made by oversmooth. This page needs no network and sends nothing anywhere.",
+    )
+
+
+def _figure(title: str, names: list[tuple[str, int]], points: Sequence[Point]) -> Plot:
+    ordered = sorted(names, key=lambda item: item[1])
+    traces: list[dict[str, Any]] = []
+    for rank, (name, place) in enumerate(ordered):
+        known = [(point["step"], point[name]) for point in points if name in point]
+        share = rank / max(len(ordered) - 1, 1)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers" if len(known) < 30 else "lines",
+                "name": str(place),
+                "x": [step for step, _ in known],
+                "y": rounded([value for _, value in known]),
+                "line": {"color": f"hsl({210 - 180 * share:.0f}, 70%, 48%)", "width": 2},
+                "marker": {"size": 5},
+            }
+        )
+    metric = title.rpartition("/")[2]
+    return Plot(
+        id=f"training-{re.sub(r'[^a-z0-9]+', '-', title.lower())}",
+        figure={
+            "traces": traces,
+            "layout": {
+                "height": 320,
+                "xaxis": {"title": {"text": "step"}},
+                "yaxis": {"title": {"text": TITLES.get(metric, metric)}},
+            },
+        },
+        caption=f"{TITLES.get(metric, metric)} over training; one line per depth, blue is shallow, red is deep.",
+        alt=f"Line plot of {title} over training steps; the table below has every number.",
+    )

@@ -1,0 +1,59 @@
+"""The monitor as a callback of the Hugging Face Trainer."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oversmooth.batches import Batch
+from oversmooth.metrics import Choice
+from oversmooth.monitor import MONITOR_METRICS, Monitor
+from oversmooth.torchvision_compat import ensure_torchvision
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
+PRINTERS = ("ProgressCallback", "PrinterCallback", "NotebookProgressCallback")
+"""Callbacks that print to the screen, where dozens of numbers per layer would bury the loss."""
+
+
+def smoothing_callback(
+    every: int = 100,
+    batches: Sequence[Batch] = (),
+    *,
+    metrics: Choice | Iterable[Choice] = MONITOR_METRICS,
+    file: str | Path | None = None,
+) -> "TrainerCallback":
+    """A callback that measures `batches` before training and every `every` steps.
+
+    The numbers go to whatever the Trainer reports to (TensorBoard, W&B, ...), to its `log_history`, and to a JSONL
+    `file` that `oversmooth report --run FILE` turns into curves over training.
+    """
+    ensure_torchvision()
+    from transformers import TrainerCallback
+
+    class SmoothingCallback(TrainerCallback):
+        monitor: Monitor | None = None
+        reporters: tuple[Any, ...] = ()
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            # The Trainer tells a callback nothing about the others; the handler that calls us knows them.
+            handler = sys._getframe(1).f_locals.get("self")
+            others = getattr(handler, "callbacks", ())
+            self.reporters = tuple(c for c in others if c is not self and type(c).__name__ not in PRINTERS)
+            self.monitor = Monitor(getattr(model, "module", model), batches, every=every, metrics=metrics, file=file)
+            self._measure(args, state, control)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step % every == 0:
+                self._measure(args, state, control)
+
+        def _measure(self, args: Any, state: Any, control: Any) -> None:
+            if self.monitor is None or not state.is_world_process_zero:
+                return
+            numbers = self.monitor.measure(state.global_step)
+            state.log_history.append({"step": state.global_step, **numbers})
+            for reporter in self.reporters:
+                reporter.on_log(args, state, control, logs=dict(numbers), model=self.monitor.model)
+
+    return SmoothingCallback()
