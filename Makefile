@@ -8,9 +8,9 @@ EXTRAS := hf,timm,gguf,report,dev
 .PHONY: report test test-slow check format bench chromium constraints clean
 
 report: $(STAMP)
-	$(BIN)/oversmooth inspect
+	$(BIN)/oversmooth report --output report.html
 
-test: $(STAMP) check
+test: $(STAMP) check chromium
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: $(STAMP)
@@ -29,6 +29,11 @@ bench: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt -e '.[bench]'
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 	$(BIN)/python benchmarks/readme_table.py
+
+# The browser of the page tests; where there is no apt, those tests skip with that reason.
+chromium:
+	@command -v chromium >/dev/null || ! command -v apt-get >/dev/null || \
+		(apt-get update -qq && apt-get install -y -qq chromium >/dev/null) || true
 
 # The model packages carry weights only; their own dependencies are not needed.
 $(STAMP): pyproject.toml constraints.txt

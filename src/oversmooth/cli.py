@@ -198,7 +198,12 @@ def report(
     if run is not None:
         page = training_page(run, read_run(run))
     else:
-        options = {"max_samples": max_samples, "batch_size": batch_size, "max_tokens": max_tokens, "seed": seed}
+        options: dict[str, Any] = {
+            "max_samples": max_samples,
+            "batch_size": batch_size,
+            "max_tokens": max_tokens,
+            "seed": seed,
+        }
         options |= {"device": device, "trust_remote_code": trust_remote_code}
         analyses = [_analysis(target, data, options) for target in targets or [_embedded_default()]]
         page = page_of(analyses[0]) if len(analyses) == 1 else compare_page(analyses)
@@ -232,7 +237,12 @@ def compare(
     if len(targets) < 2:
         raise OutOfRange("the number of targets", len(targets), "at least 2 (for one model: oversmooth report)")
     require_writable(output)
-    options = {"max_samples": max_samples, "batch_size": batch_size, "max_tokens": max_tokens, "seed": seed}
+    options: dict[str, Any] = {
+        "max_samples": max_samples,
+        "batch_size": batch_size,
+        "max_tokens": max_tokens,
+        "seed": seed,
+    }
     options |= {"device": device, "trust_remote_code": trust_remote_code}
     page = compare_page([_analysis(target, data, options) for target in targets])
     write_page(page, output)

@@ -212,8 +212,7 @@ class TooManyValueDirections(OversmoothError):
         super().__init__(
             f"{n_kv} value heads of size {d_head} make {n_kv * d_head} directions of values, more than the width "
             f"{d_model}: heads cannot own separate parts of one eigenbasis, so no exact form of H = V diag(lambda) V^-1 "
-            "exists for this layer.
-"
+            "exists for this layer.\n"
             "Leave it out with layers=..., or change its attention instead, for example osm.apply(model, 'attnscale')."
         )
 
@@ -222,8 +221,7 @@ class IllConditioned(OversmoothError):
     def __init__(self, bound: float, limit: float):
         super().__init__(
             f"A general eigenbasis has become ill-conditioned: norm(V) norm(V^-1) is {bound:.3g}, above {limit:g}, where "
-            "the inverse loses its digits.
-"
+            "the inverse loses its digits.\n"
             "Keep it bounded with max_condition=100, use basis='orthogonal', or lower the learning rate of V."
         )
 

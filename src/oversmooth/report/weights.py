@@ -45,7 +45,7 @@ def spectra_section(inspection: Inspection, rho_ac: dict[tuple[str, int], float]
                 slider=Slider(count=len(steps), first=steps[0]["words"]),
             )
         )
-    blocks.append(table_of("layers", "Spectra per layer", [_row(layer) for layer in inspection.layers], text=("note",)))
+    blocks.append(table_of("layers", "Spectra per layer", [_row(layer) for layer in inspection.layers]))
     blocks += _unreadable(inspection)
     return Section(
         id="spectra",

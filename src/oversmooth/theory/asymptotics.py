@@ -1,7 +1,7 @@
 """What infinitely many repetitions of one layer do at fixed attention: the theorem, with its bounds."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -36,7 +36,7 @@ class Asymptotics:
     @property
     def half_life(self) -> float | None:
         """Layers after which `HFC/LFC` has halved or doubled; `None` where it stays as it is."""
-        return math.log(2) / abs(self.exponent) if self.exponent else None
+        return math.log(2) / abs(self.exponent) if self.exponent and self.regime != "neutral" else None
 
 
 def asymptotics(operator: LayerOperator, *, max_applications: int = MAX_APPLICATIONS) -> Asymptotics:
@@ -48,7 +48,7 @@ def asymptotics(operator: LayerOperator, *, max_applications: int = MAX_APPLICAT
     tied = dc.dimension + ac.dimension if regime == "neutral" else leading.dimension
     return Asymptotics(
         dc=dc,
-        ac=ac,
+        ac=replace(ac, vector=None),
         regime=regime,
         exponent=math.log(ac.value) - math.log(dc.value) if ac.value > 0 and dc.value > 0 else None,
         dimension=tied,

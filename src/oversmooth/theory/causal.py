@@ -86,9 +86,10 @@ class _Blocks:
         """All eigenvalues of T in the blocks of these tokens."""
         eye = torch.eye(self.size, dtype=self.weights.dtype, device=self.weights.device)
         found = [
-            torch.linalg.eigvals(self.step(eye, self.weights[token].expand(self.size, -1)).double()) for token in tokens
+            torch.linalg.eigvals(self.step(eye, self.weights[token].expand(self.size, -1)).cpu().double())
+            for token in tokens
         ]
-        return self.shift + torch.cat(found).cpu()
+        return self.shift + torch.cat(found)
 
     def with_idle(self, radius: Radius) -> Radius:
         return with_idle(radius, self.operator.skip, len(self.weights) * self.path.idle_features)

@@ -38,7 +38,7 @@ class HeadTheorem:
 def head_theorems(operator: LayerOperator) -> list[HeadTheorem]:
     """Which pair of eigenvalues dominates in every head."""
     path = operator.path
-    values = path.head_eigenvalues.cpu() / operator.scale
+    values = path.head_eigenvalues / operator.scale
     if path.d_head < path.d_model:  # eigenvalues that the shape forces to zero
         values = torch.cat([values, values.new_zeros(path.n_heads, 1)], 1)
     varying = varying_eigenvalues(operator)
@@ -67,7 +67,7 @@ def varying_eigenvalues(operator: LayerOperator) -> Complex[Tensor, "head varyin
     """The eigenvalues of every `A_h` except the one of the all-ones vector: n - 1 per head."""
     if operator.is_causal:
         return operator.diagonals[1:].T.cpu().to(torch.complex128)
-    found = torch.linalg.eigvals(operator.attention).cpu().to(torch.complex128)
+    found = torch.linalg.eigvals(operator.attention.cpu()).to(torch.complex128)
     sums = operator.row_sums.cpu().double()
     trivial = (found - sums[:, None]).abs().argmin(1)
     keep = torch.ones(found.shape, dtype=torch.bool)
@@ -118,17 +118,17 @@ def channel_eigenvalues(path: ValuePath, scale: float = 1.0, tolerance: float = 
     """
     if path.after_weight is not None:
         return None
-    blocks = path.core.double().unflatten(0, (path.n_heads, path.d_head)).unflatten(-1, (path.n_kv, path.d_head))
+    blocks = path.core.cpu().double().unflatten(0, (path.n_heads, path.d_head)).unflatten(-1, (path.n_kv, path.d_head))
     size = torch.linalg.vector_norm(blocks)
     heads = torch.arange(path.n_heads)
     own = blocks[heads, :, path.value_head]
     if torch.linalg.vector_norm(blocks).square() - own.square().sum() > (tolerance * size) ** 2:
         return None
     if path.n_heads == path.n_kv:
-        return path.head_eigenvalues.flatten().cpu() / scale
+        return path.head_eigenvalues.flatten() / scale
     diagonal = own.diagonal(dim1=1, dim2=2)
     if own.square().sum() - diagonal.square().sum() > (tolerance * size) ** 2:
         return None
     grouped = diagonal.unflatten(0, (path.n_kv, -1))
     agrees = ((grouped >= 0).all(1) | (grouped <= 0).all(1)).all()
-    return (grouped.sum(1).flatten() / scale).to(torch.complex128).cpu() if bool(agrees) else None
+    return (grouped.sum(1).flatten() / scale).to(torch.complex128) if bool(agrees) else None

@@ -116,15 +116,15 @@ class ValuePath:
         """Eigenvalues of every head's own `H_h` that its shape does not force to zero."""
         if self.d_head > self.d_model:
             whole = self.w_v[self.value_head].mT @ self.output_rows.unflatten(0, (self.n_heads, self.d_head))
-            return torch.linalg.eigvals(whole.double())
+            return torch.linalg.eigvals(whole.cpu().double())
         by_head = self.core.unflatten(0, (self.n_heads, self.d_head)).unflatten(-1, (self.n_kv, self.d_head))
-        return torch.linalg.eigvals(by_head[torch.arange(self.n_heads), :, self.value_head].double())
+        return torch.linalg.eigvals(by_head[torch.arange(self.n_heads), :, self.value_head].cpu().double())
 
     @cached_property
     def head_norms(self) -> Float[Tensor, "head"]:
         """The largest singular value of every `H_h`, from `d_head x d_head` matrices."""
-        outputs = self.output_rows.unflatten(0, (self.n_heads, self.d_head)).double()
-        values = self.w_v[self.value_head].double()
+        outputs = self.output_rows.unflatten(0, (self.n_heads, self.d_head)).cpu().double()
+        values = self.w_v.cpu().double()[self.value_head]
         squares = torch.linalg.eigvals((outputs @ outputs.mT) @ (values @ values.mT)).real.amax(-1)
         return squares.clamp(min=0).sqrt().to(self.w_v)
 
@@ -137,7 +137,7 @@ class ValuePath:
     def dc_eigenvalues(self) -> Complex[Tensor, "core"]:
         """All eigenvalues of H that its shape does not force to zero, for attention whose rows sum to one."""
         ones = torch.ones(self.n_heads, dtype=self.w_v.dtype, device=self.w_v.device)
-        return torch.linalg.eigvals(self.dc_map(ones).core.double()).cpu()
+        return torch.linalg.eigvals(self.dc_map(ones).core.cpu().double())
 
     def dc_map(self, row_sums: Float[Tensor, "head"]) -> ValueMap:
         """The map H that acts on what all tokens share, heads weighted by what the rows of their attention sum to."""

@@ -36,12 +36,12 @@ def dc_radius(operator: LayerOperator) -> Radius:
     sums = operator.row_sums
     is_softmax = bool(torch.isclose(sums, torch.ones_like(sums), atol=1e-4).all())
     if path.after_weight is None:
-        h = path.dc_eigenvalues if is_softmax else torch.linalg.eigvals(path.dc_map(sums).core.double()).cpu()
+        h = path.dc_eigenvalues if is_softmax else torch.linalg.eigvals(path.dc_map(sums).core.cpu().double())
         return with_idle(exact_radius(skip + factor * h, path.w_v.dtype), skip, path.idle_features)
     value_map = path.dc_map(torch.ones_like(sums) if is_softmax else sums)
     eye = torch.eye(path.d_model, dtype=path.w_v.dtype, device=path.w_v.device)
     matrix = path.after(skip * eye + factor * (value_map.left @ value_map.right).T)
-    return exact_radius(torch.linalg.eigvals(matrix.double()).cpu(), matrix.dtype)
+    return exact_radius(torch.linalg.eigvals(matrix.cpu().double()), matrix.dtype)
 
 
 def _dc_krylov(operator: LayerOperator) -> Radius:
@@ -120,7 +120,7 @@ def dense_ac_radius(operator: LayerOperator) -> Radius:
     n, d = operator.tokens, operator.path.d_model
     eye = torch.eye(n * d, dtype=operator.path.w_v.dtype, device=operator.path.w_v.device).view(n * d, n, d)
     matrix = operator.centred(centre(eye)).flatten(1)
-    return exact_radius(torch.linalg.eigvals(matrix.double()).cpu(), matrix.dtype)
+    return exact_radius(torch.linalg.eigvals(matrix.cpu().double()), matrix.dtype)
 
 
 def attention_norms(operator: LayerOperator) -> Float[Tensor, "head"]:

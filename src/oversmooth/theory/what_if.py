@@ -61,7 +61,7 @@ def feat_scale(attention: Attention, t1: float, t2: float) -> Attention:
 
 
 def with_interval(weights: AttentionWeights, low: float, high: float) -> AttentionWeights:
-    """H replaced by `V diag(clip(psi, low, high)) V^T`, V orthonormal from the value weights, psi the diagonal of H in it.
+    """H replaced by `V diag(clip(psi, low, high)) V^T`: V from the value weights, psi the diagonal of H in it.
 
     Heads take slices of the basis, so that they decouple; heads that share values share the eigenvalue equally. The
     value bias keeps its effect on what all tokens share.
