@@ -69,6 +69,16 @@ EXAMPLES = {
         ("token ids", "pixels", "Use a tokenizer."),
         ("expected token ids", "found pixels", "Use a tokenizer."),
     ),
+    "NoAttentionMaps": (
+        ("layer 3", "rows that sum to 0.5", "Use eager attention."),
+        ("attention probabilities of layer 3", "found rows that sum to 0.5", "Use eager attention."),
+    ),
+    "TooManyValueDirections": ((2, 20, 32), ("2 value heads of size 20", "40 directions", "width 32", "Leave it out")),
+    "IllConditioned": ((1e9, 1e6), ("is 1e+09", "above 1e+06", "max_condition=100")),
+    "CannotControl": (
+        ("sharpen", "layer 2", "it has a bias", "Use smooth."),
+        ("sharpen cannot be applied to layer 2: it has a bias", "Use smooth."),
+    ),
 }
 """Class name to arguments and to pieces that its text must have."""
 

@@ -15,7 +15,7 @@ LEVELS = (
     ("errors", "torchvision_compat", "models", "samples", "control", "theory", "theory.agreement", "theory.arnoldi"),
     ("results.base", "writing", "metrics", "models.architecture", "models.files", "models.embedded"),
     ("results.inspection", "results.measurement", "results.verification", "models.families", "control.eigenbasis"),
-    ("results.analysis", "models.identify", "theory.radius", "control.parametrizations"),
+    ("results.analysis", "results.prediction", "models.identify", "theory.radius", "control.parametrizations"),
     ("results",),
     ("models.store", "models.safetensors_store", "models.pickle_store", "models.gguf_store", "models.module_store"),
     ("spectra", "tables"),
@@ -24,7 +24,7 @@ LEVELS = (
     ("theory.causal", "theory.depth", "theory.heads", "theory.layer", "theory.simulate"),
     ("models.verify", "inspection", "batches", "theory.ladder", "theory.radii", "theory.what_if"),
     ("data", "theory.asymptotics", "report", "report.features", "report.static", "report.training"),
-    ("measure", "report.compare", "report.page"),
+    ("measure", "theory.sample", "report.compare", "report.page"),
     ("analyze", "monitor"),
     ("trainer_callback",),
     ("",),  # the package itself: the public names

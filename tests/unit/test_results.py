@@ -11,6 +11,7 @@ from oversmooth import results
 from oversmooth.errors import BrokenFile, MissingDependency
 from oversmooth.results import (
     SCHEMA_VERSION,
+    Analysis,
     Attribution,
     DataFacts,
     FileFacts,
@@ -135,7 +136,11 @@ EXAMPLES = {
         ),
     )
 }
+EXAMPLES["analysis"] = Analysis(
+    **EXAMPLES, command="oversmooth report a-model", missing=(Missing(field="prediction", reason="not asked for"),)
+)
 """One example per kind of result, with at least one entry in every list."""
+NOTEBOOK = [kind for kind, example in EXAMPLES.items() if hasattr(example, "_repr_html_")]
 
 
 def test_every_kind_of_result_has_an_example():
@@ -161,10 +166,14 @@ def test_the_round_trip_restores_types_and_not_only_values():
 
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_a_result_cannot_be_changed(kind):
+    for name in (field.name for field in dataclasses.fields(EXAMPLES[kind])):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(EXAMPLES[kind], name, None)
+
+
+def test_what_a_result_is_made_of_cannot_be_changed_either():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        EXAMPLES[kind].provenance = None
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        EXAMPLES[kind].provenance.target = "other"
+        EXAMPLES["inspection"].layers[0].plain.rho_dc = 1.0
 
 
 def test_a_result_takes_no_positional_arguments():
@@ -275,6 +284,7 @@ def test_to_pandas_without_pandas_says_how_to_get_it(monkeypatch):
     [
         ("inspection", ("<Inspection of a-model", "2 layers", "1.500 ?")),
         ("verification", ("<Verification of a-model", "bert fits", "1.0e-06", "1 layers")),
+        ("analysis", ("<Analysis of a-model", "measurement")),
         ("measurement", ("<Measurement of a-model", "1 sequences", "cosine 0.500 -> 0.750")),
     ],
 )
@@ -298,7 +308,11 @@ def test_a_verification_that_fails_says_so():
     assert "does not fit" in repr(bad)
 
 
-@pytest.mark.parametrize("kind", EXAMPLES)
+def test_results_that_are_tables_have_a_notebook_view():
+    assert {"inspection", "verification", "measurement"} <= set(NOTEBOOK)
+
+
+@pytest.mark.parametrize("kind", NOTEBOOK)
 def test_the_notebook_view_escapes_what_came_from_outside(kind):
     example = replace(EXAMPLES[kind], provenance=replace(PROVENANCE, target=HOSTILE))
     html = example._repr_html_()

@@ -2,6 +2,14 @@
 
 from oversmooth.report.blocks import Block, Items, Page, Section, Strip, StripItem, Words, table_of
 from oversmooth.report.features import attribution_section, curves
+from oversmooth.report.theory import (
+    head_exponents,
+    ladder_section,
+    regime_strip,
+    rho_ac_by_layer,
+    verdict_section,
+    what_if_section,
+)
 from oversmooth.report.weights import heads_section, layer_name, norms_section, spectra_section
 from oversmooth.report.words import verdict
 from oversmooth.results import Analysis, Provenance
@@ -9,6 +17,8 @@ from oversmooth.results import Analysis, Provenance
 DEFINITIONS = (
     "H = W_V W_O is the value map of a layer, summed over heads; eigenvalues λ are those of H.",
     "ρ_dc = max |1 + λ|: growth per layer of what all tokens share, from weights alone.",
+    "ρ_ac: growth per layer of what differs between tokens, at the measured attention.",
+    "exponent = log ρ_ac - log ρ_dc: negative smooths, positive sharpens, per repetition of the layer.",
     "HFC and LFC are the Frobenius norms of X minus its mean token, and of the mean token repeated.",
 )
 LIMITS = (
@@ -21,13 +31,16 @@ LIMITS = (
 
 def page_of(analysis: Analysis) -> Page:
     """The whole report, from top to bottom."""
-    inspection, measurement = analysis.inspection, analysis.measurement
+    inspection, measurement, prediction = analysis.inspection, analysis.measurement, analysis.prediction
     sections = [
         _first_screen(analysis),
         attribution_section(measurement) if measurement else None,
-        spectra_section(inspection, {}),
-        heads_section(inspection, {}),
+        ladder_section(prediction) if prediction else None,
+        spectra_section(inspection, rho_ac_by_layer(prediction) if prediction else {}),
+        heads_section(inspection, head_exponents(prediction) if prediction else {}),
+        what_if_section(prediction) if prediction else None,
         norms_section(inspection),
+        verdict_section(prediction) if prediction else None,
         _methods(analysis),
         _provenance(analysis),
     ]
@@ -65,7 +78,7 @@ def _first_screen(analysis: Analysis) -> Section:
     blocks: list[Block] = [Words(text=f"Missing here: {m.field}. {m.reason}", kind="note") for m in analysis.missing]
     if analysis.measurement:
         blocks.append(curves(analysis.measurement))
-    blocks.append(_strip(analysis))
+    blocks.append(regime_strip(analysis.prediction) if analysis.prediction else _strip(analysis))
     return Section(id="top", blocks=blocks)
 
 

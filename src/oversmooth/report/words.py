@@ -1,6 +1,6 @@
 """The answer in one sentence."""
 
-from oversmooth.results import Analysis, Attribution, Inspection, Measurement
+from oversmooth.results import Analysis, Attribution, Inspection, Measurement, Prediction
 
 
 def verdict(analysis: Analysis) -> str:
@@ -8,7 +8,7 @@ def verdict(analysis: Analysis) -> str:
     parts = []
     if analysis.measurement:
         parts.append(_measured(analysis.measurement))
-    parts.append(_weights(analysis.inspection))
+    parts.append(_predicted(analysis.prediction) if analysis.prediction else _weights(analysis.inspection))
     return " ".join(part for part in parts if part)
 
 
@@ -41,6 +41,22 @@ def _who(attribution: Attribution) -> str:
 
 def _and(names: list[str]) -> str:
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+
+
+def _predicted(prediction: Prediction) -> str:
+    """How many layers smooth by the theorem, and how many of the signs the measurement confirms."""
+    layers = prediction.layers
+    counts = {regime: sum(layer.regime == regime for layer in layers) for regime in ("smoothing", "sharpening")}
+    right = [
+        (layer.rungs[0].mean < 0) == (layer.measured < 0)
+        for layer in layers
+        if layer.rungs and layer.rungs[0].mean is not None and layer.measured is not None
+    ]
+    seen = f"; the measured layers agree in sign for {sum(right)} of {len(right)}" if right else ""
+    return (
+        f"By the theorem {counts['smoothing']} of {len(layers)} attention layers smooth and {counts['sharpening']} "
+        f"sharpen{seen}."
+    )
 
 
 def _weights(inspection: Inspection) -> str:

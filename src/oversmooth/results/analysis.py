@@ -7,6 +7,7 @@ from typing import ClassVar
 from oversmooth.results.base import Missing, Row, SavedResult
 from oversmooth.results.inspection import Inspection
 from oversmooth.results.measurement import Measurement
+from oversmooth.results.prediction import Prediction
 from oversmooth.results.verification import Verification
 
 
@@ -18,6 +19,7 @@ class Analysis(SavedResult):
     inspection: Inspection
     verification: Verification | None = None
     measurement: Measurement | None = None
+    prediction: Prediction | None = None
     command: str = ""
     """The command that repeats it."""
     missing: tuple[Missing, ...] = ()
@@ -34,5 +36,5 @@ class Analysis(SavedResult):
         write_page(page_of(self), Path(path))
 
     def __repr__(self) -> str:
-        parts = [name for name in ("measurement",) if getattr(self, name) is not None]
+        parts = [name for name in ("measurement", "prediction") if getattr(self, name) is not None]
         return f"<Analysis of {self.inspection.provenance.target}: inspection{''.join(', ' + part for part in parts)}>"

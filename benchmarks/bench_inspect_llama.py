@@ -1,0 +1,205 @@
+"""Claims for `oversmooth inspect FOLDER --json` at the geometry of LLaMA-3-8B (width 4096, 32 heads, 8 value heads):
+
+1. at least 10 times faster per layer than the eigenvalues of the dense 4096 x 4096 map, for the same numbers, although
+   it also computes the map with its norm folded in, every head, norms and symmetry, and reads and hashes the file;
+2. peak memory under 1.5 GiB;
+3. peak memory of 32 layers at most 1.05 times that of 8 layers.
+
+The checkpoint has the names, the header and the size of the real one (16 GB in bfloat16); what `inspect` reads holds
+random numbers of trained scale, everything else is a hole in the file, so that it takes 1.3 GB of disk. The command
+runs as a process of its own: start, imports and JSON are part of its time. The file is in the page cache, as it is when
+it has just been downloaded. The dense eigenvalues are timed on one layer, with one thread and with two, and the faster
+counts; the second is given up once it is slower than the first. Files are deleted at the end.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import harness
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+
+WIDTH, HEADS, N_KV, D_HEAD, MLP, VOCABULARY = 4096, 32, 8, 128, 14336, 128256
+LAYERS = (8, 32)
+SCALE = 0.02
+"""Standard deviation of the weights: about that of the trained matrices."""
+ROUNDS = 2
+SPEED_CLAIM, PEAK_CLAIM, GROWTH_CLAIM = 10.0, 1.5 * 2**30, 1.05
+
+
+def shapes(layers: int) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the checkpoint, in the order of its names in the file."""
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, WIDTH)}
+    for i in range(layers):
+        block = f"model.layers.{i}"
+        found |= {
+            f"{block}.input_layernorm.weight": (WIDTH,),
+            f"{block}.mlp.down_proj.weight": (WIDTH, MLP),
+            f"{block}.mlp.gate_proj.weight": (MLP, WIDTH),
+            f"{block}.mlp.up_proj.weight": (MLP, WIDTH),
+            f"{block}.post_attention_layernorm.weight": (WIDTH,),
+            f"{block}.self_attn.k_proj.weight": (N_KV * D_HEAD, WIDTH),
+            f"{block}.self_attn.o_proj.weight": (WIDTH, HEADS * D_HEAD),
+            f"{block}.self_attn.q_proj.weight": (HEADS * D_HEAD, WIDTH),
+            f"{block}.self_attn.v_proj.weight": (N_KV * D_HEAD, WIDTH),
+        }
+    return found | {"model.norm.weight": (WIDTH,), "lm_head.weight": (VOCABULARY, WIDTH)}
+
+
+def random_tensor(name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """What is written at this name; `None` for a hole."""
+    if name.endswith("norm.weight"):
+        return (1 + 0.2 * torch.randn(shape)).bfloat16()
+    return (SCALE * torch.randn(shape)).bfloat16() if "v_proj" in name or "o_proj" in name else None
+
+
+def write_checkpoint(folder: Path, layers: int) -> Path:
+    """A LLaMA folder of true size with holes where nothing is read."""
+    folder.mkdir()
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": WIDTH,
+        "intermediate_size": MLP,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": N_KV,
+        "num_hidden_layers": layers,
+        "vocab_size": VOCABULARY,
+        "torch_dtype": "bfloat16",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    header: dict[str, dict[str, object]] = {}
+    end = 0
+    for name, shape in shapes(layers).items():
+        start, end = end, end + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (start, end)}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        base = file.tell()
+        for name, shape in shapes(layers).items():
+            if (tensor := random_tensor(name, shape)) is not None:
+                file.seek(base + header[name]["data_offsets"][0])  # type: ignore[index]
+                file.write(tensor.view(torch.uint8).numpy().data)
+        file.truncate(base + end)
+    return folder
+
+
+def inspect_command(folder: Path) -> list[str]:
+    return [sys.executable, "-c", "from oversmooth.cli import main; main()", "inspect", str(folder), "--json"]
+
+
+# --- the dense route, in a process of its own -----------------------------------------------------------------------
+
+
+def dense_layer(folder: Path, threads: int, save: Path) -> None:
+    """Eigenvalues of the 4096 x 4096 map of layer 0, saved; prints the seconds that they took."""
+    from safetensors import safe_open
+
+    torch.set_num_threads(threads)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        w_v = file.get_tensor("model.layers.0.self_attn.v_proj.weight").double().unflatten(0, (N_KV, D_HEAD))
+        w_o = file.get_tensor("model.layers.0.self_attn.o_proj.weight").double().unflatten(1, (HEADS, D_HEAD))
+    start = time.perf_counter()
+    w_v = w_v.repeat_interleave(HEADS // N_KV, 0)
+    values = torch.linalg.eigvals(w_o.flatten(1) @ w_v.flatten(0, 1))
+    print(time.perf_counter() - start)
+    np.save(save, values.numpy())
+
+
+def time_dense(folder: Path, threads: int, save: Path, give_up: float | None = None) -> float | None:
+    """Seconds of the dense route; `None` where it took longer than `give_up`."""
+    command = [sys.executable, __file__, "dense", str(folder), str(threads), str(save)]
+    try:
+        # Start and imports do not count as part of its time.
+        limit = give_up + 20 if give_up else None
+        output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=limit).stdout
+    except subprocess.TimeoutExpired:
+        return None
+    return float(output)
+
+
+def assert_same_numbers(inspection: dict, dense: np.ndarray) -> float:  # type: ignore[type-arg]
+    """Largest distance of a paired eigenvalue of layer 0, which has to be rounding."""
+    plain = inspection["layers"][0]["plain"]
+    mine = np.array([complex(*value) for value in plain["eigenvalues"]])
+    ordered = dense[np.abs(dense).argsort()]
+    np.testing.assert_allclose(ordered[: -len(mine)], 0, atol=1e-9)
+    distance = np.abs(mine[:, None] - ordered[-len(mine) :])
+    worst = distance[linear_sum_assignment(distance)].max()
+    np.testing.assert_allclose(worst, 0, atol=1e-9)
+    np.testing.assert_allclose(plain["rho_dc"], np.abs(1 + dense).max(), rtol=1e-9)
+    return float(worst)
+
+
+def main() -> None:
+    harness.fix()
+    with tempfile.TemporaryDirectory(prefix="oversmooth-bench-") as name:
+        place = Path(name)
+        folders = {layers: write_checkpoint(place / f"layers-{layers}", layers) for layers in LAYERS}
+        file_bytes = (folders[LAYERS[-1]] / "model.safetensors").stat().st_size
+        seconds = dict.fromkeys(LAYERS, float("inf"))
+        peak = dict.fromkeys(LAYERS, 0)
+        dense = float("inf")
+        values = place / "dense.npy"
+        bytes_read = 0
+        for _ in range(ROUNDS):
+            for layers, folder in folders.items():
+                text, elapsed, peak_bytes = harness.run_measured(inspect_command(folder))
+                seconds[layers] = min(seconds[layers], elapsed)
+                peak[layers] = max(peak[layers], peak_bytes)
+            result = json.loads(text)
+            assert len(result["layers"]) == LAYERS[-1]
+            bytes_read = result["provenance"]["bytes_read"]
+            dense = min(dense, time_dense(folders[LAYERS[-1]], 1, values) or dense)
+        error = assert_same_numbers(result, np.load(values))
+        dense_two = time_dense(folders[LAYERS[-1]], 2, place / "again.npy", give_up=dense)
+    per_layer = seconds[LAYERS[-1]] / LAYERS[-1]
+    best_dense = min(dense, dense_two or dense)
+    ratio, growth = best_dense / per_layer, peak[LAYERS[-1]] / peak[LAYERS[0]]
+    numbers = {
+        "geometry": {"width": WIDTH, "heads": HEADS, "value_heads": N_KV, "d_head": D_HEAD, "stored": "bfloat16"},
+        "file_bytes": file_bytes,
+        "bytes_read": bytes_read,
+        "seconds": {f"{layers} layers": seconds[layers] for layers in LAYERS},
+        "seconds_per_layer": per_layer,
+        "dense_seconds_per_layer": {"one thread": dense, "two threads": dense_two or "slower than one thread"},
+        "dense_layers_timed": 1,
+        "rounds": ROUNDS,
+        "peak_bytes": {f"{layers} layers": peak[layers] for layers in LAYERS},
+        "peak_ratio_32_to_8_layers": growth,
+        "largest_difference_of_an_eigenvalue": error,
+    }
+    gib = {layers: peak[layers] / 2**30 for layers in LAYERS}
+    harness.write(
+        "inspect_llama_speed",
+        claim=f"`inspect` at LLaMA-3-8B geometry: at least {SPEED_CLAIM:g} times faster per layer",
+        ours=f"{per_layer:.1f} s per layer",
+        alternative=f"dense 4096 x 4096 eigenvalues: {best_dense:.0f} s per layer",
+        ratio=ratio,
+        numbers=numbers,
+    )
+    harness.write(
+        "inspect_llama_memory",
+        claim=f"`inspect` of a {file_bytes / 1e9:.0f} GB checkpoint: peak memory under 1.5 GiB, whatever the depth",
+        ours=f"{gib[32]:.2f} GiB for 32 layers",
+        alternative=f"the same for 8 layers: {gib[8]:.2f} GiB",
+        ratio=growth,
+        numbers=numbers,
+    )
+    print(f"speed: {ratio:.1f} times faster; peak {gib[8]:.2f} and {gib[32]:.2f} GiB for 8 and 32 layers")
+    assert ratio >= SPEED_CLAIM, f"claimed {SPEED_CLAIM:g}, measured {ratio:.1f}"
+    assert max(peak.values()) < PEAK_CLAIM, f"peak of {max(gib.values()):.2f} GiB"
+    assert growth <= GROWTH_CLAIM, f"32 layers take {growth:.3f} times the memory of 8"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["dense"]:
+        dense_layer(Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    else:
+        main()
