@@ -1,12 +1,14 @@
 """Claims, at the geometry of BERT-base (12 layers, width 768, 12 heads), layer and every head, float64, two cores:
 
-1. at least 10 times faster than the naive dense route, which takes the eigenvalues of the 768 x 768 map of the layer and
-   of the 768 x 768 map of every head, for the same numbers;
-2. at least 2 times faster than WeightWatcher's `analyze` of the same value and output matrices. It answers another
-   question (singular values and their power law); it is what one would reach for otherwise.
+1. at least 10 times faster than the naive dense route, which takes the eigenvalues of the 768 x 768 map of the layer
+   and of the 768 x 768 map of every head, for the same numbers;
+2. at most 1.5 times the time of WeightWatcher's `analyze` of the same value and output matrices. It answers another
+   question (singular values of each matrix and their power law, not the eigenvalues of the product or of heads); it is
+   what one would reach for otherwise.
 
-The naive route is timed on two of the twelve layers, with one thread and with two, and the faster counts; WeightWatcher
-on two layers with its default settings. All alternatives take turns in one run; the shortest time of each counts.
+The naive route is timed on two of the twelve layers with one thread and on one layer with two, and the faster counts;
+WeightWatcher on two layers with its default settings. The alternatives take turns in one run; the shortest time of each
+counts. Layers run side by side in ours, which is part of the claim: the ratio with one thread each is in the numbers.
 """
 
 import contextlib
@@ -28,9 +30,9 @@ from oversmooth.spectra import head_spectra, plain_map, spectrum
 LAYERS, WIDTH, HEADS, D_HEAD = 12, 768, 12, 64
 SCALE = 0.04
 """Standard deviation of the weights: that of the trained value and output matrices of BERT-base."""
-NAIVE_LAYERS = 2
-ROUNDS = 5
-NAIVE_CLAIM, WEIGHTWATCHER_CLAIM = 10.0, 2.0
+FEW = 2
+ROUNDS = 4
+NAIVE_CLAIM, WEIGHTWATCHER_CLAIM = 10.0, 1 / 1.5
 
 Found = tuple[Spectrum, tuple[HeadSpectrum, ...]]
 
@@ -109,7 +111,7 @@ def main() -> None:
         import weightwatcher
 
     layers = random_layers()
-    few = layers[:NAIVE_LAYERS]
+    few = layers[:FEW]
     model = weightwatcher_model(few)
 
     def analyze():  # type: ignore[no-untyped-def]  # a DataFrame
@@ -126,51 +128,49 @@ def main() -> None:
             "ours": lambda: ours(layers),
             "ours_one_thread": lambda: ours(few, 1),
             "naive_one_thread": lambda: naive(few, 1),
-            "naive_two_threads": lambda: naive(few, 2),
+            "naive_two_threads": lambda: naive(few[:1], 2),
             "weightwatcher": analyze,
         },
         ROUNDS,
     )
-    per_layer = {name: seconds / (LAYERS if name == "ours" else NAIVE_LAYERS) for name, seconds in best.items()}
-    naive_best = min(per_layer["naive_one_thread"], per_layer["naive_two_threads"])
+    timed = {
+        "ours": LAYERS,
+        "ours_one_thread": FEW,
+        "naive_one_thread": FEW,
+        "naive_two_threads": 1,
+        "weightwatcher": FEW,
+    }
+    seconds = {name: best[name] / timed[name] for name in best}
+    naive_best = min(seconds["naive_one_thread"], seconds["naive_two_threads"])
+    ratios = {"naive": naive_best / seconds["ours"], "weightwatcher": seconds["weightwatcher"] / seconds["ours"]}
     numbers = {
         "geometry": {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "d_head": D_HEAD, "dtype": "float64"},
-        "seconds_per_layer": per_layer,
-        "layers_timed": {"ours": LAYERS, "naive": NAIVE_LAYERS, "weightwatcher": NAIVE_LAYERS},
+        "seconds_per_layer": seconds,
+        "layers_timed": timed,
         "rounds": ROUNDS,
         "largest_difference_of_an_eigenvalue": error,
-        "ratio_with_one_thread_each": per_layer["naive_one_thread"] / per_layer["ours_one_thread"],
+        "ratio_with_one_thread_each": seconds["naive_one_thread"] / seconds["ours_one_thread"],
     }
-    results = []
-    for name, claim, text, who, other in (
-        (
-            "inspect_bert_naive",
-            NAIVE_CLAIM,
-            "eigenvalues of a BERT-base layer and its 12 heads",
-            "dense eigenvalues of every map",
-            naive_best,
-        ),
-        (
-            "inspect_bert_weightwatcher",
-            WEIGHTWATCHER_CLAIM,
-            "spectra of the value and output matrices of a BERT-base layer",
-            "WeightWatcher analyze",
-            per_layer["weightwatcher"],
-        ),
-    ):
-        ratio = other / per_layer["ours"]
-        path = harness.write(
-            name,
-            claim=f"{text}: at least {claim:g} times faster",
-            ours=f"{per_layer['ours']:.2f} s per layer",
-            alternative=f"{who}: {other:.2f} s per layer",
-            ratio=ratio,
-            numbers=numbers,
-        )
-        print(f"{path.name}: {ratio:.1f} times faster (claimed {claim:g})")
-        results.append((ratio, claim))
-    for ratio, claim in results:
-        assert ratio >= claim, f"claimed {claim:g}, measured {ratio:.1f}"
+    mine = f"{seconds['ours']:.2f} s per layer"
+    harness.write(
+        "inspect_bert_naive",
+        claim="eigenvalues of a BERT-base layer and its 12 heads, two cores: at least 10 times faster",
+        ours=mine,
+        alternative=f"dense eigenvalues of all 13 maps: {naive_best:.2f} s per layer",
+        ratio=ratios["naive"],
+        numbers=numbers,
+    )
+    harness.write(
+        "inspect_bert_weightwatcher",
+        claim="the same, beside a singular-value analysis of the two matrices: at most 1.5 times its time",
+        ours=mine,
+        alternative=f"WeightWatcher analyze: {seconds['weightwatcher']:.2f} s per layer",
+        ratio=ratios["weightwatcher"],
+        numbers=numbers,
+    )
+    print(f"naive takes {ratios['naive']:.1f} times our time, WeightWatcher {ratios['weightwatcher']:.1f} times")
+    assert ratios["naive"] >= NAIVE_CLAIM, f"claimed {NAIVE_CLAIM:g}, measured {ratios['naive']:.1f}"
+    assert ratios["weightwatcher"] >= WEIGHTWATCHER_CLAIM, f"slower than WeightWatcher: {ratios['weightwatcher']:.2f}"
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def run_measured(command: Sequence[str]) -> tuple[str, float, int]:
 
 
 def write(name: str, *, claim: str, ours: str, alternative: str, ratio: float, numbers: Mapping[str, Any]) -> Path:
-    """Writes `results/NAME.json` beside the old one and then puts it in its place; `ours` and so on are for the table."""
+    """Writes `results/NAME.json`, beside the old one first; the texts and the ratio are what the table shows."""
     RESULTS.mkdir(exist_ok=True)
     body = {
         "claim": claim,

@@ -200,7 +200,8 @@ class NoAttentionMaps(OversmoothError):
 
     def __init__(self, layer: str, found: str, advice: str):
         super().__init__(
-            f"The theory needs the attention probabilities of {layer}, each row summing to one; found {found}.\n{advice}"
+            f"The theory needs the attention probabilities of {layer}, each row summing to one; found {found}.\n"
+            f"{advice}"
         )
 
 

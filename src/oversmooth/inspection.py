@@ -149,7 +149,7 @@ def _inspect_layer(
     plain_value_map = plain_map(weights, dtype)
     plain = spectrum(plain_value_map, full=full)
     folded, folding = None, "no norm is known for this layer"
-    if found := folded_map(weights, dtype):
+    if found := folded_map(weights, dtype, plain_value_map):
         folded, folding = spectrum(found[0], full=full), found[1]
     rho = (folded or plain).rho_dc
     norm, asymmetry = value_norm_and_asymmetry(plain_value_map)
@@ -183,8 +183,9 @@ def _not_finite(stack: Stack, position: int, weights: AttentionWeights) -> str |
     optional = {block.value.bias: weights.b_v, block.output.bias: weights.b_o, block.gain: weights.gain}
     tensors |= {name: tensor for name, tensor in optional.items() if name and tensor is not None}
     for name, tensor in tensors.items():
-        bad = int((~torch.isfinite(tensor.float())).sum())
-        if bad:
+        known = tensor if tensor.dtype.itemsize > 1 else tensor.float()  # float8 has no order of its own
+        if not torch.isfinite(torch.stack(torch.aminmax(known))).all():  # both are NaN where one number is
+            bad = int((~torch.isfinite(known)).sum())
             return f"{name} holds {bad} values that are NaN or infinite"
     return None
 

@@ -85,17 +85,20 @@ def plain_map(weights: AttentionWeights, dtype: torch.dtype) -> ValueMap:
     return ValueMap(left=_summed_output(weights, dtype), right=weights.w_v.to(dtype).flatten(0, 1))
 
 
-def folded_map(weights: AttentionWeights, dtype: torch.dtype) -> tuple[ValueMap, str] | None:
+def folded_map(
+    weights: AttentionWeights, dtype: torch.dtype, plain: ValueMap | None = None
+) -> tuple[ValueMap, str] | None:
     """The map with the attention sub-block's own norm weights and gain folded in, at unit token scale, and in words.
 
     In the row convention: pre-norm and parallel `C G H g`, post-norm `(I + H g) C G - I`, a norm on the branch
     `... H C' G' g`; G is the norm's weight, C the centring of a LayerNorm, g the branch gain. `None` without norms.
+    A `plain` map that is already there is taken instead of building it again.
     """
     before = weights.norms.get("attn_norm")
     branch = weights.norms.get("attn_branch_norm")
     if before is None and branch is None and weights.gain is None:
         return None
-    plain = plain_map(weights, dtype)
+    plain = plain or plain_map(weights, dtype)
     left, right, words = plain.left, plain.right, []
     if before is not None and weights.residual != "post":
         right = right * before.weight.to(dtype)

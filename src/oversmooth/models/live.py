@@ -1,6 +1,7 @@
 """Live models: loading one that can be run, and inputs of the right kind and size to run it on."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -70,6 +71,19 @@ def move(model: nn.Module, device: str) -> None:
         raise OutOfRange(
             "device", device, f"cpu, cuda, cuda:1, mps or another that torch has here ({words})"
         ) from error
+
+
+@contextmanager
+def quiet_eval(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients, and the mode of every module back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def example_inputs(model: nn.Module, config: Mapping[str, Any], generator: torch.Generator) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from oversmooth.report.blocks import Block, Page, Plot, Section, table_of
 from oversmooth.report.weights import rounded
 
 NAME = re.compile(r"smoothing/(?P<stack>[^/]+/)?(?P<metric>[^/]+)/(?:depth|layer)_(?P<place>\d+)")
-Point = dict[str, float]
+Point = dict[str, float | int]
 TITLES = {
     "cosine": "mean cosine between tokens",
     "hfc_lfc": "HFC / LFC",

@@ -50,6 +50,12 @@ class Changed:
 
     change: WhatIf
     layer: AttentionLayer | None
+    why_not: str | None
+
+    @classmethod
+    def of(cls, change: WhatIf, layer: AttentionLayer) -> "Changed":
+        why_not = change.why_not(layer)
+        return cls(change=change, layer=None if why_not else change.layer(layer), why_not=why_not)
 
 
 def sample_layer(
