@@ -17,6 +17,21 @@ PRINTERS = ("ProgressCallback", "PrinterCallback", "NotebookProgressCallback")
 """Callbacks that print to the screen, where dozens of numbers per layer would bury the loss."""
 
 
+def _siblings() -> tuple[Any, ...]:
+    """The other callbacks of the Trainer that is calling.
+
+    The Trainer tells a callback nothing about the others; the handler that calls us, a few frames up, knows them. Where
+    it is not found the numbers still reach the file and the log history.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        handler = frame.f_locals.get("self")
+        if hasattr(handler, "callbacks") and hasattr(handler, "call_event"):
+            return tuple(handler.callbacks)
+        frame = frame.f_back  # type: ignore[assignment]
+    return ()
+
+
 def smoothing_callback(
     every: int = 100,
     batches: Sequence[Batch] = (),
@@ -37,10 +52,7 @@ def smoothing_callback(
         reporters: tuple[Any, ...] = ()
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            # The Trainer tells a callback nothing about the others; the handler that calls us knows them.
-            handler = sys._getframe(1).f_locals.get("self")
-            others = getattr(handler, "callbacks", ())
-            self.reporters = tuple(c for c in others if c is not self and type(c).__name__ not in PRINTERS)
+            self.reporters = tuple(c for c in _siblings() if c is not self and type(c).__name__ not in PRINTERS)
             self.monitor = Monitor(getattr(model, "module", model), batches, every=every, metrics=metrics, file=file)
             self._measure(args, state, control)
 
