@@ -6,10 +6,15 @@ osm.inspect(target)     # weights only: spectra per layer and head, norm signs, 
 osm.verify(target)      # does the declaration fit this very model?
 osm.measure(target)     # metrics per layer and sub-block on real inputs, and who changes them
 osm.analyze(target)     # all of it -> Analysis (.save_html() .to_json() .to_pandas())
+osm.sharpen(model), osm.smooth(model), osm.constrain(model, low=..., high=...)   # in place, for training
+osm.apply(model, "attnscale"), osm.unapply(model)   # published interventions by name
+osm.bake(model)         # back to ordinary weights, same outputs
+osm.edit(target, out)   # the same on a checkpoint, without loading the model
 osm.Monitor(model, batches), osm.SmoothingCallback(batches=...)   # the same during training
 """
 
-from importlib import metadata
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
 
 from oversmooth.analyze import analyze
 from oversmooth.errors import OversmoothError
@@ -17,12 +22,18 @@ from oversmooth.inspection import inspect
 from oversmooth.measure import measure
 from oversmooth.models.verify import verify
 from oversmooth.monitor import Monitor
-from oversmooth.results import Analysis, Inspection, Measurement, Verification
+from oversmooth.results import Analysis, Control, Inspection, Measurement, Verification
 from oversmooth.trainer_callback import smoothing_callback as SmoothingCallback  # noqa: N812 - it makes one
+
+if TYPE_CHECKING:
+    from oversmooth.control.apply import bake, constrain, sharpen, smooth
+    from oversmooth.control.baselines import apply, unapply
+    from oversmooth.control.edit import edit
 
 __version__ = metadata.version("oversmooth")
 __all__ = [
     "Analysis",
+    "Control",
     "Inspection",
     "Measurement",
     "Monitor",
@@ -30,7 +41,27 @@ __all__ = [
     "SmoothingCallback",
     "Verification",
     "analyze",
+    "apply",
+    "bake",
+    "constrain",
+    "edit",
     "inspect",
     "measure",
+    "sharpen",
+    "smooth",
+    "unapply",
     "verify",
 ]
+
+_LAZY = {
+    **dict.fromkeys(("bake", "constrain", "sharpen", "smooth"), "oversmooth.control.apply"),
+    **dict.fromkeys(("apply", "unapply"), "oversmooth.control.baselines"),
+    "edit": "oversmooth.control.edit",
+}
+"""Public functions that are imported when they are first used: a look at a model should not pay for changing it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)

@@ -321,7 +321,7 @@ def _conditioning(
     """Condition of the dominating eigenvalue of the map itself, and whether the map is defective; with reasons."""
     core, missing = value_map.core, []
     scale = _spectral_norm(core)
-    if value_map.has_forced_zeros and dominating == 0:
+    if value_map.has_forced_zeros and abs(dominating) <= _tight(core, scale):
         condition = _zero_condition(value_map)
     elif (vectors := _vectors_unless_defective(core, values, dominating, scale)) is None:
         condition = None
@@ -372,7 +372,7 @@ def _vectors_unless_defective(
     """Right and left eigenvectors of one of the eigenvalues; `None` where it belongs to a Jordan block."""
     epsilon = torch.finfo(matrix.dtype).eps
     distances = (values - value).abs()
-    is_same = distances <= scale * epsilon**0.7  # between rounding and its square root
+    is_same = distances <= _tight(matrix, scale)
     vectors = _eigenvectors(matrix, value, int(is_same.sum()))
     condition = None if vectors is None else _projector_norm(*vectors)
     if condition is None:
@@ -380,6 +380,11 @@ def _vectors_unless_defective(
     gap = distances[~is_same].min().item() if not is_same.all() else math.inf
     rounding = 10 * len(matrix) * epsilon * scale
     return None if condition > DEFECTIVE_CONDITION and gap / (2 * condition) <= rounding else vectors
+
+
+def _tight(matrix: Tensor, scale: float) -> float:
+    """Computed eigenvalues this close are one repeated eigenvalue: between rounding and its square root."""
+    return scale * torch.finfo(matrix.dtype).eps ** 0.7
 
 
 def _eigenvectors(matrix: Tensor, value: complex, multiplicity: int) -> tuple[Tensor, Tensor] | None:

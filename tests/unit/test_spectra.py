@@ -611,6 +611,17 @@ def test_a_pruned_value_head_does_not_make_the_layer_defective(pruned):
     assert head_spectra(weights, F64)[3 * pruned].spectral_radius == 0.0
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_pruned_value_head_beside_negative_eigenvalues_leaves_a_harmless_zero_dominating(seed):
+    basis = rotation(9, seed)[:, :4]
+    weights = AttentionWeights(w_v=-0.5 * basis.T.reshape(2, 2, 9), w_o=basis.reshape(9, 2, 2))
+    weights.w_v[0] = 0.0
+    weights.w_o[:, 0] = normal(9, 2, seed=seed)
+    found = spectrum(plain_map(weights, F64))
+    torch.testing.assert_close((found.rho_dc, found.condition), (1.0, 1.0))
+    assert found.is_defective is False
+
+
 def test_condition_of_a_defective_eigenvalue_does_not_exist():
     assert eigenvalue_condition(torch.tensor(jordan(2.0, 2)), 2.0) is None
     assert eigenvalue_condition(torch.tensor(jordan(2.0, 2)), 2.0, multiplicity=2) is None

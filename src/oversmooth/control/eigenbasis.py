@@ -93,6 +93,11 @@ def full_precision(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in CONDITION_LIMIT else tensor.float()
 
 
+def _plain(tensor: Tensor) -> Tensor:
+    """A contiguous copy without history."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
 # --- bases ----------------------------------------------------------------------------------------------------------
 
 
@@ -110,8 +115,8 @@ class OrthogonalBasis(Basis):
 
     def __init__(self, start: Float[Tensor, "d_model channel"]):
         super().__init__()
-        self.register_buffer("base", start.detach().clone())
-        self.tangent = nn.Parameter(torch.zeros_like(start))
+        self.register_buffer("base", _plain(start))
+        self.tangent = nn.Parameter(torch.zeros_like(self.base))
 
     def columns(self) -> Float[Tensor, "d_model channel"]:
         """`Cayley(A) base` with A the skew matrix of `tangent`, through one channel x channel inverse."""
@@ -135,9 +140,9 @@ class GeneralBasis(Basis):
 
     def __init__(self, start: Float[Tensor, "d_model channel"], dual: Float[Tensor, "d_model channel"] | None = None):
         super().__init__()
-        self.columns = nn.Parameter(start.detach().clone())
+        self.columns = nn.Parameter(_plain(start))
         is_square = start.shape[0] == start.shape[1]
-        self.dual = None if is_square else nn.Parameter((start if dual is None else dual).detach().clone())
+        self.dual = None if is_square else nn.Parameter(_plain(start if dual is None else dual))
 
     def frame(self) -> tuple[Tensor, Tensor]:
         """V and D; raises `IllConditioned` before the inverse loses its digits."""
@@ -166,7 +171,7 @@ class BoundedBasis(Basis):
         left, sizes, right = torch.linalg.svd(full_precision(start.detach()), full_matrices=False)
         logs = sizes.clamp(min=torch.finfo(sizes.dtype).tiny).log()
         centred = (logs - (logs.max() + logs.min()) / 2) / self.half_range
-        self.left, self.right = OrthogonalBasis(left), OrthogonalBasis(right.T.contiguous())
+        self.left, self.right = OrthogonalBasis(left), OrthogonalBasis(right.T)
         self.spread = nn.Parameter(centred.clamp(-0.999, 0.999).atanh())
 
     def frame(self) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from oversmooth.results.base import (
     html_table,
     no_progress,
 )
+from oversmooth.results.control import Control, HeadMove, LayerControl
 from oversmooth.results.inspection import HeadSpectrum, Inspection, LayerInspection, NormFacts, Spectrum, StackFacts
 from oversmooth.results.measurement import Attribution, DataFacts, Measurement, Part, PlaceValue
 from oversmooth.results.prediction import (
@@ -42,13 +43,16 @@ __all__ = [
     "Asymptotic",
     "Attribution",
     "Complex",
+    "Control",
     "DataFacts",
     "DepthPrediction",
     "FileFacts",
+    "HeadMove",
     "HeadPrediction",
     "HeadSpectrum",
     "Inspection",
     "LayerCheck",
+    "LayerControl",
     "LayerInspection",
     "LayerPrediction",
     "Measurement",

@@ -1,0 +1,127 @@
+"""Claims, default metrics at every place of the residual stream, two cores, float32:
+
+1. BERT-base geometry (12 layers, width 768), batch 8 x 128: at most 1.15 times the bare forward pass;
+2. ViT-S geometry (12 layers, width 384), batch 8 at 224 px: at most 1.15 times the bare forward pass;
+3. in both, at most 1.15 times its peak memory.
+
+Beside them stands what people do today: keep all hidden states, then compute the two main metrics the plain way.
+Weights are random; the cost does not depend on them. Alternatives take turns in one run and the shortest time of each
+counts; peak memory is that of a process that does nothing else.
+"""
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import harness
+import torch
+from torch import Tensor, nn
+
+from oversmooth.measure import measure
+from oversmooth.torchvision_compat import ensure_torchvision
+
+CLAIM = 1.15
+ROUNDS = 7
+GEOMETRIES = ("bert", "vit")
+
+
+def build(geometry: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    ensure_torchvision()
+    if geometry == "bert":
+        from transformers import BertConfig, BertModel
+
+        ids = torch.randint(1000, 30000, (8, 128))
+        model = BertModel(BertConfig(), add_pooling_layer=False)
+        return model.eval(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(hidden_size=384, num_attention_heads=6, intermediate_size=1536)
+    return ViTModel(config, add_pooling_layer=False).eval(), {"pixel_values": torch.randn(8, 3, 224, 224)}
+
+
+def plain_metrics(h: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cosine and HFC/LFC by their definitions."""
+    unit = h / h.norm(dim=-1, keepdim=True)
+    n = h.shape[1]
+    cosine = ((unit @ unit.mT).sum((1, 2)) - n) / (n * (n - 1))
+    mean = h.mean(1, keepdim=True)
+    return cosine, (h - mean).flatten(1).norm(dim=1) / (mean.flatten(1).norm(dim=1) * n**0.5)
+
+
+def alternatives(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Callable[[], object]]:
+    def bare() -> object:
+        with torch.no_grad():
+            return model(**inputs)
+
+    def ours() -> object:
+        return measure(model, [inputs])
+
+    def naive() -> object:
+        with torch.no_grad():
+            states = model(**inputs, output_hidden_states=True).hidden_states
+            return [plain_metrics(h) for h in states]
+
+    return {"bare": bare, "ours": ours, "naive": naive}
+
+
+def assert_same_numbers(model: nn.Module, inputs: dict[str, Tensor]) -> None:
+    runs = alternatives(model, inputs)
+    mine, states = runs["ours"](), runs["naive"]()
+    for metric, column in (("cosine", 0), ("hfc_lfc", 1)):
+        for point, plain in zip(mine.curve(metric), states, strict=True):  # type: ignore[attr-defined,call-overload]
+            torch.testing.assert_close(point.mean, plain[column].mean().item(), rtol=1e-4, atol=1e-5)
+
+
+def interleaved(runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def main() -> None:
+    harness.fix()
+    failed = []
+    for geometry in GEOMETRIES:
+        model, inputs = build(geometry)
+        assert_same_numbers(model, inputs)
+        seconds = interleaved(alternatives(model, inputs))
+        best = {name: min(values) for name, values in seconds.items()}
+        peak = {name: harness.run_measured([sys.executable, __file__, geometry, name])[2] for name in best}
+        ratio, memory = best["ours"] / best["bare"], peak["ours"] / peak["bare"]
+        title = {"bert": "BERT-base, batch 8 x 128", "vit": "ViT-S, batch 8 at 224 px"}[geometry]
+        harness.write(
+            f"measure_{geometry}",
+            claim=f"measuring {title}: at most {CLAIM} times the bare forward pass, in time and in peak memory",
+            ours=f"{best['ours']:.2f} s, {peak['ours'] / 2**20:.0f} MiB",
+            alternative=(
+                f"bare forward pass {best['bare']:.2f} s, {peak['bare'] / 2**20:.0f} MiB; keeping hidden states and "
+                f"plain metrics at block outputs only {best['naive']:.2f} s, {peak['naive'] / 2**20:.0f} MiB"
+            ),
+            ratio=ratio,
+            numbers={
+                "seconds": best,
+                "median_seconds": {name: statistics.median(values) for name, values in seconds.items()},
+                "peak_bytes": peak,
+                "memory_ratio": memory,
+                "rounds": ROUNDS,
+            },
+        )
+        print(f"{title}: {ratio:.3f} times the time, {memory:.3f} times the memory of the bare forward pass")
+        failed += [f"{title}: {ratio:.3f}, {memory:.3f}"] if max(ratio, memory) > CLAIM else []
+    assert not failed, f"claimed at most {CLAIM}, measured {failed}"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:  # one alternative alone, for its peak memory
+        harness.fix()
+        alternatives(*build(sys.argv[1]))[sys.argv[2]]()
+    else:
+        main()

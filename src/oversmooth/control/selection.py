@@ -1,0 +1,63 @@
+"""Which layers an intervention touches."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from oversmooth.errors import OutOfRange, UnknownName
+from oversmooth.models.architecture import BlockNames
+from oversmooth.models.source import Stack
+
+Layers = str | int | Iterable[int] | None
+"""`None` for all, one number, several, or words such as `6-11,14`; -1 is the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One block that was chosen."""
+
+    stack: Stack
+    position: int
+
+    @property
+    def block(self) -> BlockNames:
+        return self.stack.names.blocks[self.position]
+
+    @property
+    def words(self) -> str:
+        return f"layer {self.block.index}" + (f" of {self.stack.label}" if self.stack.label else "")
+
+
+def choose(stacks: Sequence[Stack], layers: Layers = None, stack: str | None = None) -> list[Chosen]:
+    """The blocks of the chosen layers, in order; of one stack only where it is named."""
+    labels = [each.label for each in stacks]
+    if stack is not None and stack not in labels:
+        raise UnknownName("stack", stack, labels)
+    inside = [each for each in stacks if stack in (None, each.label)]
+    found: list[Chosen] = []
+    for each in inside:
+        indices = [block.index for block in each.names.blocks]
+        wanted = _numbers(layers, indices)
+        found += [Chosen(each, position) for position, index in enumerate(indices) if index in wanted]
+    numbers = {index for each in inside for block in each.names.blocks for index in [block.index]}
+    asked = set().union(*(_numbers(layers, [block.index for block in each.names.blocks]) for each in inside))
+    if unknown := sorted(asked - numbers):
+        raise OutOfRange("layers", unknown[0], f"among {', '.join(map(str, sorted(numbers)))}")
+    if not found:
+        raise OutOfRange("layers", layers, "at least one layer")
+    return found
+
+
+def _numbers(layers: Layers, indices: Sequence[int]) -> set[int]:
+    if layers is None:
+        return set(indices)
+    listed = [layers] if isinstance(layers, int) else list(_parsed(layers) if isinstance(layers, str) else layers)
+    after_last = max(indices) + 1
+    return {number + after_last if number < 0 else number for number in listed}
+
+
+def _parsed(words: str) -> Iterator[int]:
+    for part in words.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not (last.isdigit() and int(first) <= int(last))):
+            raise OutOfRange("layers", words, "numbers and ranges such as 6-11,14")
+        yield from range(int(first), int(last or first) + 1)

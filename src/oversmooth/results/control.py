@@ -1,0 +1,88 @@
+"""What an intervention did to a model."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from oversmooth.results.base import Provenance, Row, SavedResult, html_table
+from oversmooth.results.inspection import Spectrum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadMove:
+    """How far the map of one head moved."""
+
+    head: int
+    kv_head: int
+    """The value head it reads; equal to `head` unless value heads are shared."""
+    moved: float | None
+    """`norm(H_h' - H_h) / norm(H_h)`, Frobenius; `None` where the old map was zero."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerControl:
+    """What was done to one layer."""
+
+    stack: str
+    layer: int
+    passes: tuple[int, ...]
+    """At which depths these weights run: one entry, more where layers are shared."""
+    before: Spectrum
+    """Spectrum of H as it was."""
+    after: Spectrum
+    """Spectrum of H as it is now."""
+    moved: float | None
+    """`norm(H' - H) / norm(H)`, Frobenius; `None` where H was zero."""
+    heads: tuple[HeadMove, ...]
+    norm_signs_changed: int = 0
+    """How many weights of the attention's own norms changed their sign."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Control(SavedResult):
+    """Which layers were brought into which form, and how far that moved them."""
+
+    kind: ClassVar[str] = "control"
+    provenance: Provenance
+    change: str
+    """What was done, in words."""
+    low: float | None
+    """Lower end of the interval of the eigenvalues; `None` where the change sets none."""
+    high: float | None
+    layers: tuple[LayerControl, ...]
+    out: str | None = None
+    """The folder that was written; `None` for a model changed in place."""
+
+    def rows(self) -> list[Row]:
+        return [
+            {
+                "stack": layer.stack,
+                "layer": layer.layer,
+                "passes": len(layer.passes),
+                "moved": layer.moved,
+                "largest_head_move": max((head.moved or 0.0 for head in layer.heads), default=None),
+                "min_real_before": layer.before.min_real,
+                "max_real_before": layer.before.max_real,
+                "rho_dc_before": layer.before.rho_dc,
+                "min_real": layer.after.min_real,
+                "max_real": layer.after.max_real,
+                "rho_dc": layer.after.rho_dc,
+                "norm_signs_changed": layer.norm_signs_changed,
+            }
+            for layer in self.layers
+        ]
+
+    def head_rows(self) -> list[Row]:
+        """One flat row per head."""
+        return [
+            {"stack": layer.stack, "layer": layer.layer, "head": head.head, "kv_head": head.kv_head, "moved": head.moved}
+            for layer in self.layers
+            for head in layer.heads
+        ]
+
+    def __repr__(self) -> str:
+        moves = [layer.moved for layer in self.layers if layer.moved is not None]
+        far = f", H moved by {min(moves):.2f} to {max(moves):.2f} of its norm" if moves else ""
+        return f"<Control of {self.provenance.target}: {self.change} in {len(self.layers)} layers{far}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(f"{self.change}: {self.provenance.target}", self.rows())
