@@ -1,46 +1,28 @@
-"""`predict`: run a live model on batches and say what the theory says about every layer, beside what is measured there.
+"""`predict`: run a live model on batches; what the theory says about every layer, beside what is measured there."""
 
-The forward pass is followed layer by layer. When the stream has received a layer's attention branch, its attention maps,
-the stream before and the stream after are there; the theory turns them into numbers, and they are let go. So the cost in
-memory is that of one layer's attention for one sequence, on top of the forward pass.
-"""
-
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor, nn
 
-from oversmooth.batches import Batch, keep_mask, prepare, run_checked
+from oversmooth.batches import Batch
 from oversmooth.data import load_data
 from oversmooth.errors import NoData, OutOfRange
-from oversmooth.metrics import measurable
-from oversmooth.models.attention_maps import AttentionMaps, Layer, attention_watched
-from oversmooth.models.live import load_model, move, quiet_eval
+from oversmooth.models.live import load_model, move
 from oversmooth.models.module_store import ModuleStore
-from oversmooth.models.places import Place, observed, on_stream
-from oversmooth.models.source import Stack, Target, open_source
+from oversmooth.models.source import Source, Target, open_source
 from oversmooth.models.store import ReadLog
-from oversmooth.prediction_summary import guarantee, mean_and_error, summarise
+from oversmooth.prediction_run import PredictionRun, follow
+from oversmooth.prediction_summary import mean_and_error
 from oversmooth.provenance import provenance_of
 from oversmooth.results import DataFacts, Missing, Progress, no_progress
-from oversmooth.results.prediction import DepthPrediction, LayerPrediction, Prediction
-from oversmooth.theory.depth import Depth, DepthGrowth
-from oversmooth.theory.layer import AttentionLayer
-from oversmooth.theory.sample import Changed, LayerSample, sample_layer
-from oversmooth.theory.what_if import WhatIf, what_if
-from oversmooth.verdicts import agreements, layer_verdict, stack_verdict
+from oversmooth.results.prediction import Agreement, DepthPrediction, LayerPrediction, Prediction, Statement
+from oversmooth.theory.depth import DepthGrowth
+from oversmooth.theory.what_if import what_if
+from oversmooth.verdicts import agreements, stack_verdict
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 SOLVED = 4
 """Sequences whose eigenvalue problems are solved unless asked otherwise: each costs about as much as fifty passes."""
-IDENTITY = {torch.float64: 1e-3, torch.float32: 1e-3}
-"""How far rung 5 may be from the measurement; in half precision, whose branches carry three digits, 0.1."""
-KEPT_WEIGHTS = 2e8
-"""Numbers in the value paths of all layers up to which they are kept between batches."""
 
 
 def predict(
@@ -86,7 +68,6 @@ def predict(
         move(model, device)
     live = open_source(model)
     assert isinstance(live.store, ModuleStore)
-    stacks = live.stacks()
     description = "batches given by the caller"
     if batches is None or isinstance(batches, str):
         loaded = load_data(
@@ -101,218 +82,64 @@ def predict(
             trust_remote_code=trust_remote_code,
         )
         batches, description = loaded.batches, loaded.description
-    run = _Run(
+    run = PredictionRun(
         model=model,
         store=live.store,
-        stacks={stack.label: stack for stack in stacks},
+        stacks={stack.label: stack for stack in live.stacks()},
         changes=changes,
         solve=solve,
         simulate=simulate,
         with_heads=heads,
         dtype=DTYPES[dtype],
     )
-    is_partial = _follow(run, live.config, batches, max_samples, progress)
+    is_partial = follow(run, live.config, batches, max_samples, progress)
     if not run.seen:
         raise NoData(description, run.skipped)
-    log = ReadLog(live.store)
+    return _result(run, source, description, seed=seed, is_partial=is_partial)
+
+
+def _result(run: PredictionRun, source: Source, description: str, *, seed: int, is_partial: bool) -> Prediction:
+    stacks = tuple(run.stacks.values())
+    log = ReadLog(run.store)
     for stack in stacks:
         for position in range(len(stack.names.blocks)):
             stack.weights(position, log.read)  # hashed in the order of `inspect`, so that the results can be matched
-    model_dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    facts = DataFacts(
-        description=description,
-        sha256=run.hash.hexdigest(),
-        sequences=run.seen,
-        tokens=run.tokens,
-        skipped=run.skipped,
-    )
-    layers, depths = run.layers(), run.depths()
-    by_stack = {label: [layer for layer in layers if layer.stack == label] for label in run.stacks}
+    model_dtype, dtype = (str(kind).removeprefix("torch.") for kind in (next(run.model.parameters()).dtype, run.dtype))
+    precision = f"model {model_dtype}, theory {dtype}, eigenvalues float64"
+    layers = run.layers()
+    depths = tuple(_depth(label, found) for label, found in run.growth.items())
+    by_stack = {stack.label: [layer for layer in layers if layer.stack == stack.label] for stack in stacks}
     found = {label: agreements(label, members) for label, members in by_stack.items() if members}
     return Prediction(
-        provenance=provenance_of(
-            source, stacks, log, compute_dtype=f"model {model_dtype}, theory {dtype}, eigenvalues float64", seed=seed
+        provenance=provenance_of(source, stacks, log, compute_dtype=precision, seed=seed),
+        data=DataFacts(
+            description=description,
+            sha256=run.hash.hexdigest(),
+            sequences=run.seen,
+            tokens=run.tokens,
+            skipped=run.skipped,
         ),
-        data=facts,
         is_partial=is_partial,
-        solved=min(solve, run.seen),
+        solved=min(run.solve, run.seen),
         layers=layers,
         agreements=tuple(item for items in found.values() for item in items),
         depths=depths,
-        verdict=tuple(
-            statement
-            for label, items in found.items()
-            for statement in stack_verdict(
-                label, by_stack[label], items, next((depth for depth in depths if depth.stack == label), None)
-            )
-        ),
+        verdict=_verdict(by_stack, found, depths),
         problems=tuple(run.problems.values()),
     )
 
 
-def _follow(
-    run: "_Run", config: Mapping[str, Any], batches: Iterable[Batch], max_samples: int | None, progress: Progress
-) -> bool:
-    """Runs the model on the batches; whether it was interrupted."""
-    stacks = tuple(run.stacks.values())
-    with (
-        quiet_eval(run.model),
-        attention_watched(stacks, run.store) as run.maps_of,
-        observed(stacks, run.store, run.observe, lambda name, stack: on_stream(name, stack.arch.residual)) as restart,
-    ):
-        try:
-            for batch in batches:
-                remaining = None if max_samples is None else max_samples - run.seen
-                if remaining == 0:
-                    break
-                inputs = prepare(run.model, config, batch, remaining)
-                run.begin(inputs)
-                restart()
-                run_checked(run.model, inputs)
-                run.finish()
-                progress(run.seen, max_samples or 0)
-        except KeyboardInterrupt:
-            return True
-    return False
-
-
-Key = tuple[str, int, int]
-"""Label of the stack, position of the block and depth of the pass."""
-
-
-@dataclass
-class _Run:
-    """Everything one prediction accumulates; only plain numbers outlive a batch."""
-
-    model: nn.Module
-    store: ModuleStore
-    stacks: Mapping[str, Stack]
-    changes: Sequence[WhatIf]
-    solve: int
-    simulate: int
-    with_heads: bool
-    dtype: torch.dtype
-    seen: int = 0
-    tokens: int = 0
-    skipped: int = 0
-    hash: Any = field(default_factory=hashlib.sha256)
-    problems: dict[Key, str] = field(default_factory=dict)
-    maps_of: Callable[[Layer], AttentionMaps] = field(init=False)
-    _inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    _keep: dict[str, Bool[Tensor, "batch token"]] = field(default_factory=dict)
-    _stream: dict[str, Float[Tensor, "batch token d_model"]] = field(default_factory=dict)
-    _layers: dict[Layer, tuple[AttentionLayer, tuple[Changed, ...]]] = field(default_factory=dict)
-    _pending: dict[Key, list[LayerSample]] = field(default_factory=dict)
-    _samples: dict[Key, list[LayerSample]] = field(default_factory=dict)
-    _following: dict[tuple[str, int], Depth] = field(default_factory=dict)
-    _growth: dict[str, list[DepthGrowth | None]] = field(default_factory=dict)
-
-    def begin(self, inputs: Mapping[str, Tensor]) -> None:
-        for name, value in sorted(inputs.items()):
-            self.hash.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            self.hash.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        self._inputs = inputs
-        for kept in (self._keep, self._stream, self._pending, self._following):
-            kept.clear()
-
-    def observe(self, place: Place, h: Float[Tensor, "batch token d_model"]) -> None:
-        """The stream has reached a place; after an attention branch, the layer is sampled."""
-        stack = self.stacks[place.stack]
-        if place.name == "attn_sum":
-            position = next(i for i, passes in enumerate(stack.passes) if place.depth - 1 in passes)
-            self._sample(stack, position, place.depth, self._stream[place.stack], h)
-        self._stream[place.stack] = h
-
-    def _sample(self, stack: Stack, position: int, depth: int, before: Tensor, after: Tensor) -> None:
-        if stack.label not in self._keep:
-            self._keep[stack.label] = keep_mask(self.model, self._inputs, stack, after, 0)
-        keep = self._keep[stack.label]
-        maps = self.maps_of((stack.label, position))
-        layer, changes = self._layer(stack, position)
-        key = (stack.label, position, depth)
-        usable = measurable(keep).nonzero()[:, 0].tolist()
-        for order, sequence in enumerate(usable):
-            kept = keep[sequence]
-            x, y = (h[sequence, kept].to(self.dtype) for h in (before, after))
-            if not bool(torch.isfinite(x).all() & torch.isfinite(y).all()):
-                self._broken(key)
-                continue
-            is_solved = self.seen + order < self.solve
-            sample, operator = sample_layer(
-                layer,
-                maps.of(sequence, kept, self.dtype),
-                x,
-                y,
-                solve=is_solved,
-                with_heads=self.with_heads,
-                changes=changes,
-                simulate_steps=self.simulate if self.seen + order == 0 else 0,
-            )
-            self._pending.setdefault(key, []).append(sample)
-            if is_solved:
-                follow = self._following.setdefault((stack.label, sequence), Depth(*x.shape, like=x))
-                follow.pass_through(operator)
-
-    def _broken(self, key: Key) -> None:
-        where = f"{key[0] + ', ' if key[0] else ''}depth {key[2]}"
-        self.problems.setdefault(key, f"NaN or infinity in the stream of a sequence at {where}; it was left out there")
-
-    def _layer(self, stack: Stack, position: int) -> tuple[AttentionLayer, tuple[Changed, ...]]:
-        key = (stack.label, position)
-        if key in self._layers:
-            return self._layers[key]
-        block = stack.names.blocks[position]
-        epsilon = {role: _epsilon(self.store.owner(names.weight)) for role, names in block.norms.items()}
-        layer = AttentionLayer(weights=stack.weights(position, self.store.read), epsilon=epsilon, dtype=self.dtype)
-        made = layer, tuple(Changed.of(change, layer) for change in self.changes)
-        if layer.weights.w_v.numel() * len(stack.names.blocks) * (1 + len(self.changes)) <= KEPT_WEIGHTS:
-            self._layers[key] = made
-        return made
-
-    def finish(self) -> None:
-        """Takes over what the batch gave, now that it is complete."""
-        keep = next(iter(self._keep.values()))
-        has_two = measurable(keep)
-        self.seen += int(has_two.sum())
-        self.skipped += int((~has_two).sum())
-        self.tokens += int(keep[has_two].sum())
-        for key, samples in self._pending.items():
-            self._samples.setdefault(key, []).extend(samples)
-        for (label, _), follow in self._following.items():
-            self._growth.setdefault(label, []).append(follow.growth())
-
-    # --- results ---
-
-    def layers(self) -> tuple[LayerPrediction, ...]:
-        found = []
-        for (label, position, depth), samples in self._samples.items():
-            if not any(sample.acting for sample in samples):
-                continue
-            stack = self.stacks[label]
-            layer, changes = self._layer(stack, position)
-            place = (label, stack.names.blocks[position].index, depth)
-            found.append(self._with_verdict(summarise(place, layer, samples, changes), layer))
-        return tuple(found)
-
-    def _with_verdict(self, found: LayerPrediction, layer: AttentionLayer) -> LayerPrediction:
-        from dataclasses import replace
-
-        tolerance = IDENTITY.get(next(self.model.parameters()).dtype, 0.1)
-        guaranteed = guarantee(layer, found.scale)
-        regime = "undecided" if found.identity_error > tolerance else found.regime
-        return replace(found, regime=regime, verdict=layer_verdict(found, guaranteed, tolerance))
-
-    def depths(self) -> tuple[DepthPrediction, ...]:
-        return tuple(_depth(label, found) for label, found in self._growth.items())
-
-
-def _epsilon(norm: nn.Module) -> float:
-    """What a norm adds under its square root, under the names that libraries use for it."""
-    for name in ("eps", "variance_epsilon", "epsilon"):
-        value = getattr(norm, name, None)
-        if isinstance(value, float):
-            return value
-    return 0.0
+def _verdict(
+    by_stack: Mapping[str, Sequence[LayerPrediction]],
+    found: Mapping[str, Sequence[Agreement]],
+    depths: Sequence[DepthPrediction],
+) -> tuple[Statement, ...]:
+    by_label = {depth.stack: depth for depth in depths}
+    return tuple(
+        statement
+        for label, items in found.items()
+        for statement in stack_verdict(label, by_stack[label], items, by_label.get(label))
+    )
 
 
 def _depth(label: str, found: Sequence[DepthGrowth | None]) -> DepthPrediction:
