@@ -327,7 +327,7 @@ def _stages() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
 
 
 def main() -> None:
-    """Entry point: our own errors and Ctrl-C end in one message, never in a traceback."""
+    """Entry point: our own errors end in one message, never in a traceback; typer sees to Ctrl-C and closed pipes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal or a file name beyond its encoding is no reason to stop
             stream.reconfigure(errors="backslashreplace")
@@ -336,9 +336,3 @@ def main() -> None:
     except OversmoothError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of a pipe went away: not an error
-        sys.exit(0)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(130)

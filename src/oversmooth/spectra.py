@@ -124,9 +124,9 @@ def folded_map(
 def _summed_output(weights: AttentionWeights, dtype: torch.dtype) -> Float[Tensor, "d_model channel"]:
     """Output weights summed over the query heads that read the same value head; converted before they are summed."""
     members = weights.w_o.unflatten(1, (weights.n_kv, weights.n_heads // weights.n_kv)).unbind(2)
-    total = members[0].to(dtype)
+    total = members[0].to(dtype, copy=True)
     for member in members[1:]:
-        total = total + member.to(dtype)
+        total += member
     return total.flatten(1)
 
 
@@ -327,7 +327,7 @@ def _conditioning(
         condition = None
     elif value_map.has_forced_zeros:  # from eigenvectors of R L to those of L R
         right, left = vectors
-        condition = _projector_norm(value_map.left.to(right.dtype) @ right, value_map.right.T.to(left.dtype) @ left)
+        condition = _projector_norm(_product(value_map.left, right), _product(value_map.right.T, left))
     else:
         condition = _projector_norm(*vectors)
     if condition is None:
@@ -353,7 +353,9 @@ def _is_defective(value_map: ValueMap, values: Complex[Tensor, "core"], scale: f
         values = values[values.abs() > radii[0]]
     if len(values) < 2:
         return False
-    nearest = (values[:, None] - values).abs().topk(min(LARGEST_BLOCK, len(values)), largest=False).values[:, 1:]
+    points = torch.view_as_real(values)
+    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")  # the other mode cancels
+    nearest = distances.topk(min(LARGEST_BLOCK, len(values)), largest=False).values[:, 1:]
     tightness = (nearest / nearest.new_tensor(radii[: nearest.shape[1]])).amin(1)
     suspects = values[tightness.argsort()][: int((tightness <= 1).sum())]
     suspects = suspects[suspects.imag >= 0]  # one of each conjugate pair
@@ -382,6 +384,13 @@ def _vectors_unless_defective(
     return None if condition > DEFECTIVE_CONDITION and gap / (2 * condition) <= rounding else vectors
 
 
+def _product(matrix: Tensor, vectors: Tensor) -> Tensor:
+    """A real matrix times real or complex vectors, without a complex copy of the matrix."""
+    if not vectors.is_complex():
+        return matrix @ vectors
+    return torch.complex(matrix @ vectors.real, matrix @ vectors.imag)
+
+
 def _tight(matrix: Tensor, scale: float) -> float:
     """Computed eigenvalues this close are one repeated eigenvalue: between rounding and its square root."""
     return scale * torch.finfo(matrix.dtype).eps ** 0.7
@@ -405,7 +414,7 @@ def _eigenvectors(matrix: Tensor, value: complex, multiplicity: int) -> tuple[Te
     for _ in range(2):
         right = torch.linalg.qr(torch.linalg.lu_solve(*factors, right)).Q
         left = torch.linalg.qr(torch.linalg.lu_solve(*factors, left, adjoint=True)).Q
-    residual = torch.linalg.matrix_norm(work @ right - mu * right).item()
+    residual = torch.linalg.matrix_norm(_product(matrix, right) - mu * right).item()
     return (right, left) if residual <= math.sqrt(epsilon) * norm else None
 
 

@@ -109,6 +109,12 @@ def test_the_identity_catches_a_missing_bias(monkeypatch):
         require_fit(osm.verify(model, inputs=inputs))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_identity_holds_in_the_precision_of_the_model(dtype):
+    model, inputs = tiny_model("llama")
+    assert osm.verify(model.to(dtype), inputs=inputs).passed
+
+
 def test_hybrids_count_the_blocks_that_have_attention():
     model, _ = tiny_model("jamba")
     (stack,) = osm.inspect(model).stacks

@@ -70,8 +70,9 @@ def fresh_eigenbasis(
     heads: Heads, form: Form, like: Tensor, generator: torch.Generator | None = None
 ) -> Eigenbasis:
     """Orthonormal columns without preference and eigenvalues uniform in the interval, for training from scratch."""
-    columns = random_columns(heads, generator)
-    psi = form.low + (form.high - form.low) * torch.rand(heads.channels, generator=generator)
+    dtype = full_precision(like.new_empty(0)).dtype
+    columns = random_columns(heads, generator, dtype)
+    psi = form.low + (form.high - form.low) * torch.rand(heads.channels, generator=generator, dtype=dtype)
     return _eigenbasis(heads, form, Start(columns=columns, psi=psi), like)
 
 

@@ -240,7 +240,7 @@ def _open_path(target: str) -> Source:
         source = _open_hub(str(_timm_hub_id(target)), None, "", target)
         return Source(target=target, kind="timm", config=source.config, store=source.store, place=f"timm:{target}")
     tried = ["a local file or folder"]
-    if HUB_ID.fullmatch(target) and not target.endswith((".safetensors", ".gguf", *PICKLES)) and target.count("/") == 1:
+    if HUB_ID.fullmatch(target) and not target.endswith((".safetensors", ".gguf", *PICKLES)):
         try:
             return _open_hub(target, None, "", target)
         except RemoteUnavailable as error:
