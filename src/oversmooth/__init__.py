@@ -5,6 +5,7 @@ import oversmooth as osm
 osm.inspect(target)     # weights only: spectra per layer and head, norm signs, tendency
 osm.verify(target)      # does the declaration fit this very model?
 osm.measure(target)     # metrics per layer and sub-block on real inputs, and who changes them
+osm.predict(target)     # exponents, regimes and the ladder of explanation beside the measurement
 osm.analyze(target)     # all of it -> Analysis (.save_html() .to_json() .to_pandas())
 osm.sharpen(model), osm.smooth(model), osm.constrain(model, low=..., high=...)   # in place, for training
 osm.apply(model, "attnscale"), osm.unapply(model)   # published interventions by name
@@ -22,7 +23,8 @@ from oversmooth.inspection import inspect
 from oversmooth.measure import measure
 from oversmooth.models.verify import verify
 from oversmooth.monitor import Monitor
-from oversmooth.results import Analysis, Control, Inspection, Measurement, Verification
+from oversmooth.predict import predict
+from oversmooth.results import Analysis, Control, Inspection, Measurement, Prediction, Verification
 from oversmooth.trainer_callback import smoothing_callback as SmoothingCallback  # noqa: N812 - it makes one
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ __all__ = [
     "Measurement",
     "Monitor",
     "OversmoothError",
+    "Prediction",
     "SmoothingCallback",
     "Verification",
     "analyze",
@@ -47,6 +50,7 @@ __all__ = [
     "edit",
     "inspect",
     "measure",
+    "predict",
     "sharpen",
     "smooth",
     "unapply",

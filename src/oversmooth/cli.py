@@ -168,6 +168,62 @@ def measure(
 
 
 @app.command()
+def predict(
+    target: TargetArgument = None,
+    data: DataOption = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Predict a changed layer too; can be repeated: no_skip, no_biases, flip_norms, positive_norms, "
+            "scale:F, interval:LOW,HIGH, layerscale:G, attnscale:W, featscale:T1,T2, centered, gfsa:W0,W1,WK."
+        ),
+    ] = None,
+    simulate: Annotated[
+        int, typer.Option(help="Iterate every layer so many times at fixed attention, on the first sequence.", min=0)
+    ] = 0,
+    solve: Annotated[int, typer.Option(help="Sequences whose eigenvalue problems are solved.", min=1)] = 4,
+    heads: Annotated[bool, typer.Option("--heads", help="One more table with a row per head.")] = False,
+    max_samples: MaxSamples = None,
+    batch_size: BatchSize = 8,
+    max_tokens: MaxTokens = 128,
+    dtype: Annotated[str, typer.Option(help="Precision of the theory: float32 or float64.")] = "float32",
+    seed: Seed = 0,
+    device: Device = None,
+    json: Json = False,
+    csv: CsvFile = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Say what the theory predicts for every layer, beside what is measured there, and where the two part."""
+    from oversmooth.predict import predict as predict_
+    from oversmooth.tables import write_csv
+    from oversmooth.tables_prediction import show_prediction
+
+    require_writable(csv)
+    with _progress("Predicting sequences") as progress:
+        result = predict_(
+            target or _embedded_default(),
+            data,
+            what_ifs=what_if or (),
+            simulate=simulate,
+            solve=solve,
+            max_samples=max_samples,
+            batch_size=batch_size,
+            max_tokens=max_tokens,
+            dtype=dtype,
+            seed=seed,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
+        )
+    if csv is not None:
+        write_csv(csv, result.head_rows() if heads else result.rows())
+    if json:
+        typer.echo(result.to_json(indent=2))
+        return
+    show_prediction(result, heads=heads)
+
+
+@app.command()
 def report(
     targets: Annotated[
         list[str] | None,

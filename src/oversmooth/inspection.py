@@ -146,13 +146,16 @@ def _inspect_layer(
     broken = _not_finite(stack, position, weights)
     if broken:
         return LayerInspection(**place, unreadable=broken, folding="")
-    plain_value_map = plain_map(weights, dtype)
-    plain = spectrum(plain_value_map, full=full)
+    value_map = plain_map(weights, dtype)
+    plain = spectrum(value_map, full=full)
+    norm, asymmetry = value_norm_and_asymmetry(value_map)
+    found = folded_map(weights, dtype, value_map)
+    del value_map  # the largest thing in memory
     folded, folding = None, "no norm is known for this layer"
-    if found := folded_map(weights, dtype, plain_value_map):
+    if found:
         folded, folding = spectrum(found[0], full=full), found[1]
+        del found
     rho = (folded or plain).rho_dc
-    norm, asymmetry = value_norm_and_asymmetry(plain_value_map)
     missing = []
     if rho == 0.0:
         missing.append(Missing(field="tendency", reason="rho_dc is 0: the layer removes what all tokens share"))

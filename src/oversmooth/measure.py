@@ -7,8 +7,7 @@ between neighbours are exactly what each sub-block did, and they add up to the c
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,16 +16,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from oversmooth.batches import Batch, keep_mask, prepare, run_checked
-from oversmooth.data import load_data
 from oversmooth.errors import NoData, OutOfRange, UnknownName
 from oversmooth.metrics import DEFAULT_METRICS, Choice, Metric, Moments, log_hfc_lfc, lookup, measurable
-from oversmooth.models.live import load_model, move
-from oversmooth.models.module_store import ModuleStore
+from oversmooth.models.live import quiet_eval
 from oversmooth.models.places import BRANCHES, NORMS, PLACES, STREAM, Place, observed, on_stream
-from oversmooth.models.source import Stack, Target, open_source
-from oversmooth.models.store import ReadLog
+from oversmooth.models.source import Stack, Target
 from oversmooth.provenance import provenance_of
 from oversmooth.results import Attribution, DataFacts, Measurement, Missing, Part, PlaceValue, Progress, no_progress
+from oversmooth.running import open_run
 
 AT = {"stream": (*STREAM, *NORMS), "norms": NORMS, "branches": BRANCHES, "all": PLACES}
 """Groups of places by name. Norms that are not on the stream are left out of `stream`."""
@@ -69,39 +66,30 @@ def measure(
     """
     if prefix_tokens not in ("keep", "drop"):
         raise OutOfRange("prefix_tokens", prefix_tokens, "keep or drop")
-    source = open_source(target)
-    model = load_model(source, "measure", trust_remote_code=trust_remote_code)
-    if device is not None:
-        move(model, device)
-    live = open_source(model)
-    assert isinstance(live.store, ModuleStore)
-    stacks = live.stacks()
-    description = "batches given by the caller"
-    if batches is None or isinstance(batches, str):
-        loaded = load_data(
-            batches,
-            model,
-            source,
-            live.config,
-            batch_size=batch_size,
-            max_tokens=max_tokens,
-            max_samples=max_samples,
-            seed=seed,
-            trust_remote_code=trust_remote_code,
-        )
-        batches, description = loaded.batches, loaded.description
+    live = open_run(
+        target,
+        batches,
+        "measure",
+        batch_size=batch_size,
+        max_tokens=max_tokens,
+        max_samples=max_samples,
+        seed=seed,
+        device=device,
+        trust_remote_code=trust_remote_code,
+    )
+    model = live.model
     run_ = _Run(
         model=model,
         chosen=lookup(metrics),
-        stacks={stack.label: stack for stack in stacks},
+        stacks={stack.label: stack for stack in live.stacks},
         names=_places(at),
         adds_stream_norms=at == "stream",
         drop_prefix=prefix_tokens == "drop",
     )
     is_partial = False
-    with _quiet_eval(model), observed(stacks, live.store, run_.observe, run_.wants) as restart:
+    with quiet_eval(model), observed(live.stacks, live.store, run_.observe, run_.wants) as restart:
         try:
-            for batch in batches:
+            for batch in live.batches:
                 remaining = None if max_samples is None else max_samples - run_.seen
                 if remaining == 0:
                     break
@@ -114,22 +102,19 @@ def measure(
         except KeyboardInterrupt:
             is_partial = True
     if not run_.seen:
-        raise NoData(description, run_.skipped)
-    log = ReadLog(live.store)
-    for stack in stacks:
-        for position in range(len(stack.names.blocks)):
-            stack.weights(position, log.read)  # hashed in the order of `inspect`, so that the results can be matched
+        raise NoData(live.description, run_.skipped)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    precision = f"model {dtype}, metrics float32"
     return Measurement(
-        provenance=provenance_of(source, stacks, log, compute_dtype=f"model {dtype}, metrics float32", seed=seed),
+        provenance=provenance_of(live.source, live.stacks, live.hashed(), compute_dtype=precision, seed=seed),
         data=DataFacts(
-            description=description,
+            description=live.description,
             sha256=run_.hash.hexdigest(),
             sequences=run_.seen,
             tokens=run_.tokens,
             skipped=run_.skipped,
         ),
-        prefix_tokens=_prefix_word(stacks, prefix_tokens),
+        prefix_tokens=_prefix_word(live.stacks, prefix_tokens),
         is_partial=is_partial,
         values=run_.values(),
         attributions=run_.attributions(),
@@ -151,19 +136,6 @@ def _places(at: str | Sequence[str]) -> frozenset[str]:
 def _prefix_word(stacks: Sequence[Stack], choice: str) -> str:
     has_prefix = any(stack.prefix_tokens for stack in stacks)
     return {"keep": "kept", "drop": "dropped"}[choice] if has_prefix else "none"
-
-
-@contextmanager
-def _quiet_eval(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients, and the mode of every module back afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 # --- streaming ------------------------------------------------------------------------------------------------------

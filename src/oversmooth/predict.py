@@ -5,17 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from oversmooth.batches import Batch
-from oversmooth.data import load_data
 from oversmooth.errors import NoData, OutOfRange
-from oversmooth.models.live import load_model, move
-from oversmooth.models.module_store import ModuleStore
-from oversmooth.models.source import Source, Target, open_source
-from oversmooth.models.store import ReadLog
+from oversmooth.models.source import Target
 from oversmooth.prediction_run import PredictionRun, follow
 from oversmooth.prediction_summary import mean_and_error
 from oversmooth.provenance import provenance_of
 from oversmooth.results import DataFacts, Missing, Progress, no_progress
 from oversmooth.results.prediction import Agreement, DepthPrediction, LayerPrediction, Prediction, Statement
+from oversmooth.running import LiveRun, open_run
 from oversmooth.theory.depth import DepthGrowth
 from oversmooth.theory.what_if import what_if
 from oversmooth.verdicts import agreements, stack_verdict
@@ -62,58 +59,44 @@ def predict(
         if value < least:
             raise OutOfRange(name, value, f"at least {least}")
     changes = [what_if(text) for text in what_ifs]
-    source = open_source(target)
-    model = load_model(source, "predict", trust_remote_code=trust_remote_code)
-    if device is not None:
-        move(model, device)
-    live = open_source(model)
-    assert isinstance(live.store, ModuleStore)
-    description = "batches given by the caller"
-    if batches is None or isinstance(batches, str):
-        loaded = load_data(
-            batches,
-            model,
-            source,
-            live.config,
-            batch_size=batch_size,
-            max_tokens=max_tokens,
-            max_samples=max_samples,
-            seed=seed,
-            trust_remote_code=trust_remote_code,
-        )
-        batches, description = loaded.batches, loaded.description
+    live = open_run(
+        target,
+        batches,
+        "predict",
+        batch_size=batch_size,
+        max_tokens=max_tokens,
+        max_samples=max_samples,
+        seed=seed,
+        device=device,
+        trust_remote_code=trust_remote_code,
+    )
     run = PredictionRun(
-        model=model,
+        model=live.model,
         store=live.store,
-        stacks={stack.label: stack for stack in live.stacks()},
+        stacks={stack.label: stack for stack in live.stacks},
         changes=changes,
         solve=solve,
         simulate=simulate,
         with_heads=heads,
         dtype=DTYPES[dtype],
     )
-    is_partial = follow(run, live.config, batches, max_samples, progress)
+    is_partial = follow(run, live.config, live.batches, max_samples, progress)
     if not run.seen:
-        raise NoData(description, run.skipped)
-    return _result(run, source, description, seed=seed, is_partial=is_partial)
+        raise NoData(live.description, run.skipped)
+    return _result(run, live, seed=seed, is_partial=is_partial)
 
 
-def _result(run: PredictionRun, source: Source, description: str, *, seed: int, is_partial: bool) -> Prediction:
-    stacks = tuple(run.stacks.values())
-    log = ReadLog(run.store)
-    for stack in stacks:
-        for position in range(len(stack.names.blocks)):
-            stack.weights(position, log.read)  # hashed in the order of `inspect`, so that the results can be matched
+def _result(run: PredictionRun, live: LiveRun, *, seed: int, is_partial: bool) -> Prediction:
     model_dtype, dtype = (str(kind).removeprefix("torch.") for kind in (next(run.model.parameters()).dtype, run.dtype))
     precision = f"model {model_dtype}, theory {dtype}, eigenvalues float64"
     layers = run.layers()
     depths = tuple(_depth(label, found) for label, found in run.growth.items())
-    by_stack = {stack.label: [layer for layer in layers if layer.stack == stack.label] for stack in stacks}
+    by_stack = {stack.label: [layer for layer in layers if layer.stack == stack.label] for stack in live.stacks}
     found = {label: agreements(label, members) for label, members in by_stack.items() if members}
     return Prediction(
-        provenance=provenance_of(source, stacks, log, compute_dtype=precision, seed=seed),
+        provenance=provenance_of(live.source, live.stacks, live.hashed(), compute_dtype=precision, seed=seed),
         data=DataFacts(
-            description=description,
+            description=live.description,
             sha256=run.hash.hexdigest(),
             sequences=run.seen,
             tokens=run.tokens,

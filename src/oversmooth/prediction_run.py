@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from oversmooth.batches import Batch, keep_mask, prepare, run_checked
 from oversmooth.metrics import measurable
-from oversmooth.models.attention_maps import AttentionMaps, Layer, attention_watched
+from oversmooth.models.attention_maps import AttentionMaps, Layer, attention_watched, unwatched
 from oversmooth.models.live import quiet_eval
 from oversmooth.models.module_store import ModuleStore
 from oversmooth.models.places import Place, observed, on_stream
@@ -78,7 +78,8 @@ class PredictionRun:
         stack = self.stacks[place.stack]
         if place.name == "attn_sum":
             position = next(i for i, passes in enumerate(stack.passes) if place.depth - 1 in passes)
-            self._sample(stack, position, place.depth, self._stream[place.stack], h)
+            with unwatched():
+                self._sample(stack, position, place.depth, self._stream[place.stack], h)
         self._stream[place.stack] = h
 
     def _sample(self, stack: Stack, position: int, depth: int, before: Tensor, after: Tensor) -> None:

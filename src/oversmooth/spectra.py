@@ -402,15 +402,15 @@ def _eigenvectors(matrix: Tensor, value: complex, multiplicity: int) -> tuple[Te
     `None` where there are fewer eigenvectors than the multiplicity says.
     """
     norm, epsilon = torch.linalg.matrix_norm(matrix).item(), torch.finfo(matrix.dtype).eps
-    work = matrix.to(torch.promote_types(matrix.dtype, torch.complex64)) if value.imag else matrix
     mu = value if value.imag else value.real
+    shifted = matrix.to(torch.promote_types(matrix.dtype, torch.complex64 if value.imag else torch.float32), copy=True)
     start = torch.randn(len(matrix), multiplicity, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    right = left = torch.linalg.qr(start.to(work)).Q
+    right = left = torch.linalg.qr(start.to(shifted)).Q
     if norm == 0.0:
         return right, left
-    # A shift of a few epsilons keeps the factorisation regular and costs no accuracy in the vectors.
-    shift = mu + 10 * epsilon * norm
-    factors = torch.linalg.lu_factor(work - shift * torch.eye(len(work), dtype=work.dtype, device=work.device))
+    # A few epsilons beside the eigenvalue keep the factorisation regular and cost no accuracy in the vectors.
+    shifted.diagonal().sub_(mu + 10 * epsilon * norm)
+    factors = torch.linalg.lu_factor(shifted)
     for _ in range(2):
         right = torch.linalg.qr(torch.linalg.lu_solve(*factors, right)).Q
         left = torch.linalg.qr(torch.linalg.lu_solve(*factors, left, adjoint=True)).Q

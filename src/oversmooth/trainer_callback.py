@@ -26,7 +26,7 @@ def _siblings() -> tuple[Any, ...]:
     frame = sys._getframe(1)
     while frame is not None:
         handler = frame.f_locals.get("self")
-        if hasattr(handler, "callbacks") and hasattr(handler, "call_event"):
+        if handler is not None and hasattr(handler, "callbacks") and hasattr(handler, "call_event"):
             return tuple(handler.callbacks)
         frame = frame.f_back  # type: ignore[assignment]
     return ()

@@ -8,7 +8,7 @@ import torch
 import oversmooth as osm
 from oversmooth.models.identify import declared_for
 from oversmooth.models.source import open_source
-from oversmooth.predict import predict
+from oversmooth import predict
 from oversmooth.theory.ladder import RUNGS
 from tests.contract.tiny_models import ALL, TINY, tiny_model
 

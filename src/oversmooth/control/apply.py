@@ -17,7 +17,14 @@ from oversmooth.control.parametrizations import (
     put_on,
     take_off,
 )
-from oversmooth.control.projection import Form, fresh_eigenbasis, kept_eigenbasis, moved
+from oversmooth.control.projection import (
+    Form,
+    constant,
+    fresh_eigenbasis,
+    kept_eigenbasis,
+    moved,
+    with_constant_kept,
+)
 from oversmooth.control.selection import Chosen, Layers, choose
 from oversmooth.errors import CannotControl, OutOfRange
 from oversmooth.models.architecture import AttentionWeights
@@ -131,9 +138,12 @@ def constrain(
         key = id(store.owner(each.block.value.weight))
         if key not in seen:  # one module may stand at several depths: it has one basis
             eigenbasis = _eigenbasis(weights, form, init, generator)
-            _install(each, weights, eigenbasis, store)
-            signs = _install_norms(each, store) if positive_norms else 0
-            seen[key] = layer_control(each, weights, _new_weights(weights, eigenbasis), signs)
+            new = _new_weights(weights, eigenbasis)
+            new = with_constant_kept(weights, new) if init == "keep" else new
+            seen[key] = layer_control(each, weights, new)  # now: the old weights are views of what is changed next
+            _install(each, new, eigenbasis, store)
+            if positive_norms:
+                seen[key] = replace(seen[key], norm_signs_changed=_install_norms(each, store))
         done.append(replace(seen[key], layer=each.block.index, passes=each.stack.passes[each.position]))
     return Control(
         provenance=provenance_of(source, stacks, log, compute_dtype=_words(done)),
@@ -198,7 +208,8 @@ def _eigenbasis(
     return kept_eigenbasis(heads, form, weights.w_v, weights.w_o)
 
 
-def _install(each: Chosen, weights: AttentionWeights, eigenbasis: Eigenbasis, store: ModuleStore) -> None:
+def _install(each: Chosen, new: AttentionWeights, eigenbasis: Eigenbasis, store: ModuleStore) -> None:
+    _set_biases(each, new, store)
     slots = [(store.owner(n), n.rpartition(".")[2]) for n in (each.block.value.weight, each.block.output.weight)]
     for owner, tensor in slots:
         if ours(owner, tensor):
@@ -207,8 +218,19 @@ def _install(each: Chosen, weights: AttentionWeights, eigenbasis: Eigenbasis, st
     old_value, old_output = getattr(value, value_tensor), getattr(output, output_tensor)
     eigenbasis.to(old_value.device).requires_grad_(old_value.requires_grad or old_output.requires_grad)
     stored = each.stack.arch.stored
-    put_on(value, value_tensor, ValueWeight(eigenbasis, old_value, stored, weights.value_rows))
+    put_on(value, value_tensor, ValueWeight(eigenbasis, old_value, stored, new.value_rows))
     put_on(output, output_tensor, OutputWeight(eigenbasis, old_output, stored))
+
+
+@torch.no_grad()
+def _set_biases(each: Chosen, new: AttentionWeights, store: ModuleStore) -> None:
+    if each.block.value.bias and new.b_v is not None:
+        bias = getattr(store.owner(each.block.value.bias), each.block.value.bias.rpartition(".")[2])
+        rows = slice(None) if new.value_rows is None else new.value_rows.to(bias.device)
+        bias[rows] = new.b_v.flatten().to(bias)
+    if each.block.output.bias and new.b_o is not None:
+        bias = getattr(store.owner(each.block.output.bias), each.block.output.bias.rpartition(".")[2])
+        bias.copy_(new.b_o)
 
 
 def _install_norms(each: Chosen, store: ModuleStore) -> int:
@@ -250,9 +272,17 @@ def layer_control(
         before=_spectrum(old),
         after=_spectrum(new),
         moved=whole,
+        constant_moved=_constant_moved(old, new),
         heads=tuple(HeadMove(head=h, kv_head=h // group, moved=move) for h, move in enumerate(head_moves)),
         norm_signs_changed=norm_signs_changed,
     )
+
+
+def _constant_moved(old: AttentionWeights, new: AttentionWeights) -> float | None:
+    before, after = constant(old), constant(new)
+    if before is None or after is None or not before.norm() > 0:
+        return None
+    return ((after - before).norm() / before.norm()).item()
 
 
 def _cpu(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ eigenvalues of one sign is far from what pretrained layers have. How far is repo
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -29,11 +29,17 @@ from oversmooth.control.eigenbasis import (
     random_columns,
 )
 from oversmooth.errors import IllConditioned, OutOfRange
+from oversmooth.models.architecture import AttentionWeights
 
 BASES = ("orthogonal", "general")
 REFINING_STEPS = 30
 DOUBLE_UP_TO = 1024
 """Largest width whose start is computed in float64; above it the SVD would take minutes per layer."""
+
+LEAST_WEIGHT = 1e-6
+"""Relative weight of a direction whose eigenvalue was clipped to zero: it gives way to all others."""
+LEAST_EIGENVALUE = 1e-2
+"""Relative size below which an eigenvalue counts as zero when a value bias is solved for: it would become large."""
 
 Values = Float[Tensor, "kv d_head d_model"]
 Outputs = Float[Tensor, "d_model head d_head"]
@@ -107,7 +113,9 @@ def kept(heads: Heads, w_v: Values, w_o: Outputs, low: float, high: float) -> St
     """The start of an orthogonal basis close to the given weights."""
     grouped = w_o.unflatten(1, (heads.n_kv, heads.per_group))
     found = [_own_directions(w_v[g], grouped[:, g].flatten(1), heads, low, high) for g in range(heads.n_kv)]
-    weighted = torch.cat([directions * size for directions, size in found], 1)
+    directions, sizes = torch.cat([own for own, _ in found], 1), torch.cat([size for _, size in found])
+    largest = sizes.max().item() or 1.0
+    weighted = directions * sizes.clamp(min=LEAST_WEIGHT * largest)
     left, _, right = torch.linalg.svd(weighted, full_matrices=False)
     columns, coefficients = [], []
     for g, part in enumerate((left @ right).split(heads.d_head, 1)):
@@ -141,9 +149,7 @@ def _own_directions(
     clipped = values.clamp(low, high)
     gain = values.square() - (values - clipped).square()
     best = gain.argsort(descending=True)[: heads.d_head]
-    size = clipped[best].abs()
-    floor = size.max().clamp(min=torch.finfo(size.dtype).tiny) * 1e-3 if size.max() > 0 else size.new_tensor(1.0)
-    return span @ vectors[:, best], size.clamp(min=floor.item())
+    return span @ vectors[:, best], clipped[best].abs()
 
 
 def _nearest_allowed(
@@ -235,3 +241,32 @@ def moved(w_v: Values, w_o: Outputs, new_v: Values, new_o: Outputs) -> tuple[lis
 
 def _ratio(change: float, size: float) -> float | None:
     return (change / size) ** 0.5 if size > 0 else None
+
+
+# --- biases ---------------------------------------------------------------------------------------------------------
+
+
+def constant(weights: AttentionWeights) -> Float[Tensor, "d_model"] | None:
+    """`W_O b_V + b_O`, the vector that attention adds to every token alike; `None` without biases. In float64."""
+    if weights.b_v is None:
+        return None if weights.b_o is None else weights.b_o.double()
+    added = torch.einsum("dkc,kc->d", weights.w_o_shared.double(), weights.b_v.double())
+    return added if weights.b_o is None else added + weights.b_o.double()
+
+
+def with_constant_kept(old: AttentionWeights, new: AttentionWeights) -> AttentionWeights:
+    """The new weights with biases that add the same vector to every token as the old ones did.
+
+    The output bias takes the difference where there is one. Where there is none the value bias is solved for, which is
+    exact when every value head has one reader and otherwise the best that nonzero eigenvalues allow.
+    """
+    wanted = constant(old)
+    if wanted is None or old.b_v is None:
+        return new
+    if old.b_o is not None:
+        found = constant(replace(new, b_v=old.b_v, b_o=torch.zeros_like(old.b_o)))
+        assert found is not None, "there is a value bias"
+        return replace(new, b_v=old.b_v, b_o=(wanted - found).to(old.b_o.dtype))
+    output = new.w_o_shared.double().flatten(1).cpu()
+    solved = torch.linalg.lstsq(output, wanted.cpu()[:, None], rcond=LEAST_EIGENVALUE, driver="gelsd").solution
+    return replace(new, b_v=solved.reshape(old.b_v.shape).to(old.b_v))

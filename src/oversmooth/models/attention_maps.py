@@ -14,7 +14,7 @@ kept, and the probabilities of one sequence are computed from them when they are
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,11 @@ def attention_watched(stacks: Sequence[Stack], store: ModuleStore) -> Iterator[C
     finally:
         for handle in handles:
             handle.remove()
+
+
+def unwatched() -> AbstractContextManager[None]:
+    """While work of our own goes on between two layers: nothing is watched, and every operation is faster for it."""
+    return torch._C.DisableTorchFunction()
 
 
 class _Watch(TorchFunctionMode):

@@ -33,6 +33,8 @@ class LayerControl:
     moved: float | None
     """`norm(H' - H) / norm(H)`, Frobenius; `None` where H was zero."""
     heads: tuple[HeadMove, ...]
+    constant_moved: float | None = None
+    """How far `W_O b_V + b_O`, which every token receives, moved relative to its norm; `None` without such a constant."""
     norm_signs_changed: int = 0
     """How many weights of the attention's own norms changed their sign."""
 
