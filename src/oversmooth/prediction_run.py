@@ -27,10 +27,13 @@ from oversmooth.theory.depth import Depth, DepthGrowth
 from oversmooth.theory.layer import AttentionLayer
 from oversmooth.theory.sample import Changed, LayerSample, sample_layer
 from oversmooth.theory.what_if import WhatIf
+from oversmooth.threads import one_thread
 from oversmooth.verdicts import layer_verdict
 
 IDENTITY = {torch.float64: 1e-3, torch.float32: 1e-3}
 """How far rung 5 may be from the measurement; in half precision, whose branches carry three digits, 0.1."""
+SMALL = 2**18
+"""Features (tokens x width) of one sequence up to which its many small products are faster without threads."""
 KEPT_WEIGHTS = 2e8
 """Numbers in the value paths of all layers up to which they are kept between batches."""
 
@@ -97,20 +100,21 @@ class PredictionRun:
                 self._broken(key)
                 continue
             is_solved = self.seen + order < self.solve
-            sample, operator = sample_layer(
-                layer,
-                maps.of(sequence, kept, self.dtype),
-                x,
-                y,
-                solve=is_solved,
-                with_heads=self.with_heads,
-                changes=changes,
-                simulate_steps=self.simulate if self.seen + order == 0 else 0,
-            )
-            self._pending.setdefault(key, []).append(sample)
-            if is_solved:
-                follow = self._following.setdefault((stack.label, sequence), Depth(x.shape[0], x.shape[1], x))
-                follow.pass_through(operator)
+            with one_thread(x.numel() <= SMALL):
+                sample, operator = sample_layer(
+                    layer,
+                    maps.of(sequence, kept, self.dtype),
+                    x,
+                    y,
+                    solve=is_solved,
+                    with_heads=self.with_heads,
+                    changes=changes,
+                    simulate_steps=self.simulate if self.seen + order == 0 else 0,
+                )
+                self._pending.setdefault(key, []).append(sample)
+                if is_solved:
+                    follow = self._following.setdefault((stack.label, sequence), Depth(x.shape[0], x.shape[1], x))
+                    follow.pass_through(operator)
 
     def _broken(self, key: Key) -> None:
         where = f"{key[0] + ', ' if key[0] else ''}depth {key[2]}"

@@ -52,11 +52,9 @@ def _predicted(prediction: Prediction) -> str:
         for layer in layers
         if layer.rungs and layer.rungs[0].mean is not None and layer.measured is not None
     ]
-    seen = f"; the measured layers agree in sign for {sum(right)} of {len(right)}" if right else ""
-    return (
-        f"By the theorem {counts['smoothing']} of {len(layers)} attention layers smooth and {counts['sharpening']} "
-        f"sharpen{seen}."
-    )
+    seen = f"; one real pass has that sign in {sum(right)} of {len(right)}" if right else ""
+    sharpen = f" and {counts['sharpening']} sharpen" if counts["sharpening"] else ""
+    return f"By the theorem {counts['smoothing']} of {len(layers)} attention layers smooth{sharpen}{seen}."
 
 
 def _weights(inspection: Inspection) -> str:

@@ -134,10 +134,18 @@ class ValuePath:
         return 1.0 if self.after_weight is None else self.after_weight.abs().max().item()
 
     @cached_property
+    def dc_core(self) -> Float[Tensor, "core core"]:
+        """The smallest matrix with the nonzero eigenvalues of H, for attention whose rows sum to one; the whole H, acting
+        on rows, where a norm follows the sum."""
+        value_map = self.dc_map(torch.ones(self.n_heads, dtype=self.w_v.dtype, device=self.w_v.device))
+        if self.after_weight is not None:
+            return (value_map.left @ value_map.right).T.cpu().double()
+        return value_map.core.cpu().double()
+
+    @cached_property
     def dc_eigenvalues(self) -> Complex[Tensor, "core"]:
-        """All eigenvalues of H that its shape does not force to zero, for attention whose rows sum to one."""
-        ones = torch.ones(self.n_heads, dtype=self.w_v.dtype, device=self.w_v.device)
-        return torch.linalg.eigvals(self.dc_map(ones).core.cpu().double())
+        """All eigenvalues of `dc_core`."""
+        return torch.linalg.eigvals(self.dc_core)
 
     def dc_map(self, row_sums: Float[Tensor, "head"]) -> ValueMap:
         """The map H that acts on what all tokens share, heads weighted by what the rows of their attention sum to."""
