@@ -12,7 +12,7 @@ PACKAGE = "oversmooth"
 ROOT = Path(oversmooth.__file__).parent
 
 LEVELS = (
-    ("errors", "torchvision_compat", "models", "samples", "control", "theory", "theory.agreement", "theory.arnoldi"),
+    ("errors", "torchvision_compat", "threads", "models", "samples", "control", "theory", "theory.agreement", "theory.arnoldi"),
     ("results.base", "writing", "metrics", "models.architecture", "models.files", "models.embedded", "theory.radius"),
     ("results.inspection", "results.measurement", "results.verification", "models.families"),
     ("results.prediction", "results.control", "models.identify", "control.eigenbasis", "control.baselines"),
@@ -20,15 +20,16 @@ LEVELS = (
     ("results",),
     ("models.store", "models.safetensors_store", "models.pickle_store", "models.gguf_store", "models.module_store"),
     ("spectra", "tables", "report.blocks", "report.words"),
-    ("models.source", "theory.operator", "report.render", "report.weights"),
+    ("models.source", "theory.operator", "tables_prediction", "report.render", "report.weights"),
     ("models.live", "models.places", "models.attention_maps", "provenance", "control.selection"),
     ("theory.causal", "theory.depth", "theory.heads", "theory.layer", "theory.simulate"),
     ("models.verify", "inspection", "batches", "theory.ladder", "theory.radii", "theory.what_if", "control.apply"),
     ("data", "theory.asymptotics", "verdicts"),
-    ("report", "report.features", "report.static", "report.training", "report.theory", "theory.sample"),
+    ("running", "report", "report.features", "report.static", "report.training", "report.theory", "theory.sample"),
     ("measure", "prediction_summary", "report.compare", "report.page"),
-    ("analyze", "monitor", "prediction_run"),
+    ("monitor", "prediction_run"),
     ("predict", "trainer_callback"),
+    ("analyze",),
     ("",),  # the package itself: the public names
     ("cli",),
 )

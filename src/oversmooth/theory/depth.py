@@ -44,8 +44,12 @@ class Depth:
     def __init__(self, tokens: int, d_model: int, like: Tensor, probes: int = PROBES):
         probes = min(probes, (tokens - 1) * d_model)
         self._ac = _Product(centre(generic_start(probes, tokens, d_model, like=like)).flatten(1))
-        dc_probes = d_model if d_model <= WHOLE_DC else PROBES * PROBES
-        self._dc = _Product(generic_start(dc_probes, d_model, like=like))
+        whole = d_model <= WHOLE_DC
+        self._dc = _Product(
+            torch.eye(d_model, dtype=like.dtype, device=like.device)
+            if whole
+            else generic_start(PROBES * PROBES, d_model, like=like)
+        )
         self._shape = (-1, tokens, d_model)
         self.layers = 0
 

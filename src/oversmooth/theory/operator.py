@@ -135,12 +135,9 @@ class ValuePath:
 
     @cached_property
     def dc_core(self) -> Float[Tensor, "core core"]:
-        """The smallest matrix with the nonzero eigenvalues of H, for attention whose rows sum to one; the whole H, acting
-        on rows, where a norm follows the sum."""
-        value_map = self.dc_map(torch.ones(self.n_heads, dtype=self.w_v.dtype, device=self.w_v.device))
-        if self.after_weight is not None:
-            return (value_map.left @ value_map.right).T.cpu().double()
-        return value_map.core.cpu().double()
+        """The smallest matrix with the nonzero eigenvalues of H, for attention whose rows sum to one."""
+        ones = torch.ones(self.n_heads, dtype=self.w_v.dtype, device=self.w_v.device)
+        return self.dc_map(ones).core.cpu().double()
 
     @cached_property
     def dc_eigenvalues(self) -> Complex[Tensor, "core"]:

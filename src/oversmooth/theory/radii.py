@@ -32,27 +32,27 @@ MAX_APPLICATIONS = 600
 
 def dc_radius(operator: LayerOperator) -> Radius:
     """`rho_dc = max |skip + lambda(H) / scale|`, growth of what all tokens share; a problem of the size of H's core."""
-    path, skip, factor = operator.path, operator.skip, 1.0 / operator.scale
+    path, shift, factor = operator.path, operator.skip, 1.0 / operator.scale
     is_softmax = bool(torch.isclose(operator.row_sums, torch.ones_like(operator.row_sums), atol=1e-4).all())
-    core = path.dc_core if is_softmax else path.dc_map(operator.row_sums).core.cpu().double()
-    if path.after_weight is not None:
-        eye = torch.eye(path.d_model, dtype=torch.float64)
-        matrix, shift, factor = path.after_cpu(skip * eye + factor * core), 0.0, 1.0
+    if path.after_weight is not None:  # acts on the skip connection too, so that nothing can be kept or reduced
+        value_map = path.dc_map(operator.row_sums)
+        eye = torch.eye(path.d_model, dtype=path.w_v.dtype, device=path.w_v.device)
+        matrix = path.after(shift * eye + factor * (value_map.left @ value_map.right).T).cpu().double()
+        shift, factor = 0.0, 1.0
     else:
-        matrix, shift = core, skip
-    if len(matrix) <= DENSE_DC:
-        is_kept = is_softmax and path.after_weight is None
-        values = path.dc_eigenvalues if is_kept else torch.linalg.eigvals(matrix)
+        matrix = path.dc_core if is_softmax else path.dc_map(operator.row_sums).core.cpu().double()
+    if len(matrix) > DENSE_DC:
+        found = _searched(matrix, shift, factor, path.w_v.dtype)
+    else:
+        values = path.dc_eigenvalues if matrix is path.dc_core else torch.linalg.eigvals(matrix)
         found = exact_radius(shift + factor * values, path.w_v.dtype)
-    else:
-        found = _searched(matrix, shift, factor, operator)
-    return with_idle(found, skip, path.idle_features)
+    return with_idle(found, operator.skip, path.idle_features)
 
 
-def _searched(matrix: Float[Tensor, "size size"], shift: float, factor: float, operator: LayerOperator) -> Radius:
+def _searched(matrix: Float[Tensor, "size size"], shift: float, factor: float, dtype: torch.dtype) -> Radius:
     """By Arnoldi to nine digits; by all eigenvalues where that does not converge."""
     found = dominating(
-        lambda x: x @ matrix,
+        lambda x: matrix @ x,
         generic_start(len(matrix), like=matrix),
         shift=shift,
         factor=factor,
@@ -60,9 +60,9 @@ def _searched(matrix: Float[Tensor, "size size"], shift: float, factor: float, o
         max_applications=MAX_APPLICATIONS,
     )
     if not found.converged:
-        return exact_radius(shift + factor * torch.linalg.eigvals(matrix), operator.path.w_v.dtype)
+        return exact_radius(shift + factor * torch.linalg.eigvals(matrix), dtype)
     radius = krylov_radius(found, abs(found.value))
-    margin = ROUNDING[operator.path.w_v.dtype] * radius.value
+    margin = ROUNDING[dtype] * radius.value
     return replace(radius, low=radius.low - margin, high=radius.high + margin)
 
 
