@@ -1,8 +1,9 @@
-"""Files are written beside their place and then renamed: whole or not at all."""
+"""Files and folders are written beside their place and then renamed: whole or not at all."""
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from oversmooth.errors import NotWritable
@@ -31,3 +32,30 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     finally:
         with suppress(OSError):
             partial.unlink()
+
+
+def require_free(folder: Path) -> None:
+    """Refuses a folder that holds something already, or that has no parent to be written into."""
+    if folder.exists() and not folder.is_dir():
+        raise NotWritable(str(folder), "it is a file")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise NotWritable(str(folder), "the folder is not empty, and nothing is overwritten")
+    if not folder.absolute().parent.is_dir():
+        raise NotWritable(str(folder), f"there is no folder {str(folder.parent)!r}")
+
+
+@contextmanager
+def folder_whole(folder: Path) -> Iterator[Path]:
+    """Yields a temporary folder beside its place and renames it at the end; a failure leaves nothing behind."""
+    require_free(folder)
+    partial = folder.absolute().with_name(f".{folder.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir()
+        yield partial
+        if folder.is_dir():
+            folder.rmdir()  # empty, as was checked
+        os.replace(partial, folder)
+    except OSError as error:
+        raise NotWritable(str(folder), error.strerror or str(error)) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

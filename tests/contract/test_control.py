@@ -164,7 +164,8 @@ def test_wrong_options_are_refused_before_anything_is_touched(options, error):
 
 
 @pytest.mark.parametrize(
-    ("layers", "touched"), [(None, {0, 1, 2}), (1, {1}), (-1, {2}), ("1-2", {1, 2}), ("0,2", {0, 2}), (range(2), {0, 1})]
+    ("layers", "touched"),
+    [(None, {0, 1, 2}), (1, {1}), (-1, {2}), ("1-2", {1, 2}), ("0,2", {0, 2}), (range(2), {0, 1})],
 )
 def test_only_the_chosen_layers_change(layers, touched):
     model, _ = tiny_model("gpt2")

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import oversmooth as osm
+from oversmooth import predict
 from oversmooth.models.identify import declared_for
 from oversmooth.models.source import open_source
-from oversmooth import predict
 from oversmooth.theory.ladder import RUNGS
 from tests.contract.tiny_models import ALL, TINY, tiny_model
 

@@ -108,8 +108,8 @@ def test_contains_can_fail():
 
 def test_more_value_directions_than_the_width_are_refused_with_the_reason():
     with pytest.raises(TooManyValueDirections, match=r"make 20 directions of values, more than the width 16"):
-        Heads(d_model=16, n_heads=4, n_kv=4, d_head=5)
-    assert Heads(d_model=16, n_heads=8, n_kv=4, d_head=4).channels == 16  # only value heads count
+        Heads(d_model=16, n_heads=4, n_kv=4, d_head=5).require_one_basis()
+    Heads(d_model=16, n_heads=8, n_kv=4, d_head=4).require_one_basis()  # only value heads count
 
 
 @pytest.mark.parametrize("interval", [(0.0, 0.0), (1.0, -1.0), (float("-inf"), 0.0), (float("nan"), 1.0)])

@@ -12,7 +12,17 @@ PACKAGE = "oversmooth"
 ROOT = Path(oversmooth.__file__).parent
 
 LEVELS = (
-    ("errors", "torchvision_compat", "threads", "models", "samples", "control", "theory", "theory.agreement", "theory.arnoldi"),
+    (
+        "errors",
+        "torchvision_compat",
+        "threads",
+        "models",
+        "samples",
+        "control",
+        "theory",
+        "theory.agreement",
+        "theory.arnoldi",
+    ),
     ("results.base", "writing", "metrics", "models.architecture", "models.files", "models.embedded", "theory.radius"),
     ("results.inspection", "results.measurement", "results.verification", "models.families"),
     ("results.prediction", "results.control", "models.identify", "control.eigenbasis", "control.baselines"),

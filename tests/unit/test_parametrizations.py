@@ -30,7 +30,10 @@ class Projections(nn.Module):
         super().__init__()
         self.rows = None if not fused else value_rows(fused, HEADS.n_heads, HEADS.n_kv, HEADS.d_head)
         count = HEADS.channels if not fused else (HEADS.n_heads + 2 * HEADS.n_kv) * HEADS.d_head
-        self.value, self.output = nn.Linear(HEADS.d_model, count), nn.Linear(HEADS.n_heads * HEADS.d_head, HEADS.d_model)
+        self.value, self.output = (
+            nn.Linear(HEADS.d_model, count),
+            nn.Linear(HEADS.n_heads * HEADS.d_head, HEADS.d_model),
+        )
         self.stored = stored
         if stored == "in_out":
             for linear in (self.value, self.output):

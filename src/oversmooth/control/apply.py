@@ -1,13 +1,12 @@
 """`sharpen`, `smooth`, `constrain` and `bake`: the eigenbasis form on the blocks of a live model, and back again."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from oversmooth.control.eigenbasis import Eigenbasis, Heads
+from oversmooth.control.eigenbasis import Eigenbasis
 from oversmooth.control.parametrizations import (
     OutputWeight,
     PositiveNorm,
@@ -25,7 +24,7 @@ from oversmooth.control.projection import (
     moved,
     with_constant_kept,
 )
-from oversmooth.control.selection import Chosen, Layers, choose
+from oversmooth.control.selection import BASELINES, Chosen, Layers, choose, heads_of
 from oversmooth.errors import CannotControl, OutOfRange
 from oversmooth.models.architecture import AttentionWeights
 from oversmooth.models.module_store import ModuleStore
@@ -38,8 +37,6 @@ from oversmooth.spectra import DENSE_UP_TO, plain_map, spectrum
 INITS = ("keep", "fresh")
 SIGNED_NORMS = ("attn_norm", "attn_branch_norm")
 """The norms whose weights are multiplied into the map of attention, so that their signs matter."""
-BASELINES = "_oversmooth_baseline"
-"""Prefix of the submodules that interventions on attention add; such a model has no ordinary weights to go back to."""
 
 
 def sharpen(
@@ -161,7 +158,7 @@ def bake(model: nn.Module) -> nn.Module:
     """
     applied = [name for name, _ in model.named_modules() if name.rpartition(".")[2].startswith(BASELINES)]
     if applied:
-        what = applied[0].rpartition(".")[2].removeprefix(f"{BASELINES}_")
+        what = applied[0].rpartition(".")[2].removeprefix(BASELINES)
         reason = f"{what} changes attention itself, which no ordinary weights can express ({applied[0]})"
         raise CannotControl("bake", "this model", reason, f"Take it off first: osm.unapply(model, {what!r}).")
     for module, tensor in parametrized(model):
@@ -172,11 +169,6 @@ def bake(model: nn.Module) -> nn.Module:
 # --- before anything is touched -------------------------------------------------------------------------------------
 
 
-def heads_of(weights: AttentionWeights) -> Heads:
-    """The cut into heads; raises where no exact form exists."""
-    return Heads(d_model=weights.d_model, n_heads=weights.n_heads, n_kv=weights.n_kv, d_head=weights.d_head)
-
-
 def _refuse(model: nn.Module, store: ModuleStore, plan: list[tuple[Chosen, AttentionWeights]]) -> None:
     """Raises what cannot be done, while the model is still as it was."""
     slots: dict[int, set[tuple[int, str]]] = {}
@@ -184,7 +176,7 @@ def _refuse(model: nn.Module, store: ModuleStore, plan: list[tuple[Chosen, Atten
         for name, parameter in module.named_parameters(recurse=False):
             slots.setdefault(id(parameter), set()).add((id(module), name))
     for each, weights in plan:
-        heads_of(weights)
+        heads_of(weights).require_one_basis()
         for name in (each.block.value.weight, each.block.output.weight):
             owner, tensor = store.owner(name), name.rpartition(".")[2]
             if parametrize.is_parametrized(owner, tensor):
@@ -199,9 +191,7 @@ def _refuse(model: nn.Module, store: ModuleStore, plan: list[tuple[Chosen, Atten
 # --- one layer ------------------------------------------------------------------------------------------------------
 
 
-def _eigenbasis(
-    weights: AttentionWeights, form: Form, init: str, generator: torch.Generator | None
-) -> Eigenbasis:
+def _eigenbasis(weights: AttentionWeights, form: Form, init: str, generator: torch.Generator | None) -> Eigenbasis:
     heads = heads_of(weights)
     if init == "fresh":
         return fresh_eigenbasis(heads, form, weights.w_v, generator)

@@ -12,8 +12,9 @@ The mask comes from the call itself, so padding, causality, windows and biases a
 import inspect
 import math
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
@@ -26,6 +27,10 @@ from oversmooth.errors import CannotControl
 SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 MASKED_BELOW = torch.finfo(torch.float16).min / 2
 """Scores below this are masked: the smallest numbers of all float types are, and no real score is."""
+
+
+_repeating = ContextVar("repeating", default=False)
+"""Whether one intervention repeats a product, which another one that is applied as well then changes in the same way."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -92,10 +97,11 @@ def require_whole_sequences(intervention: str, visible: Visible) -> None:
         raise CannotControl(intervention, "this forward pass", reason, "Run whole sequences with use_cache=False.")
 
 
+@runtime_checkable
 class Changes(Protocol):
     """What an intervention may do; each step is handed on unchanged by default."""
 
-    title: str
+    title: ClassVar[str]
 
     def seen(self, visible: Visible) -> None: ...
 
@@ -124,7 +130,7 @@ class Interception(TorchFunctionMode):
         if self.is_paused:
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            self.calls += 1
+            self.calls += not _repeating.get()
             return fused(self.changes, *args, **kwargs)
         if func is F.multi_head_attention_forward:
             self.calls += 1
@@ -156,12 +162,19 @@ def fused(
     def attend(k: Tensor, v: Tensor, gqa: bool) -> Tensor:
         return F.scaled_dot_product_attention(query, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
 
+    def again(x: Tensor) -> Tensor:
+        token = _repeating.set(True)
+        try:
+            return attend(_per_head(key, heads), x, False)
+        finally:
+            _repeating.reset(token)
+
     output = attend(key, value, enable_gqa)
     product = Product(
         output=output,
         values=_per_head(value, heads),
         visible=visible,
-        again=lambda x: attend(_per_head(key, heads), x, False),
+        again=again,
     )
     return changes.product(product)
 

@@ -74,7 +74,8 @@ class Heads:
     n_kv: int
     d_head: int
 
-    def __post_init__(self) -> None:
+    def require_one_basis(self) -> None:
+        """Raises where there are more value directions than heads could own parts of."""
         if self.channels > self.d_model:
             raise TooManyValueDirections(self.n_kv, self.d_head, self.d_model)
 
@@ -205,6 +206,7 @@ class Eigenbasis(nn.Module):
         shares: Float[Tensor, "kv group d_head"] | None = None,
     ):
         super().__init__()
+        heads.require_one_basis()
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise OutOfRange("the interval", (low, high), "two finite numbers, the smaller one first")
         self.heads, self.low, self.high = heads, float(low), float(high)

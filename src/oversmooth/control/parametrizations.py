@@ -145,7 +145,7 @@ def parametrized(model: nn.Module) -> Iterable[tuple[nn.Module, str]]:
     """Every module and tensor name of the model that we parametrized."""
     for module in list(model.modules()):
         if parametrize.is_parametrized(module):
-            for tensor in list(module.parametrizations):
+            for tensor in list(module.parametrizations):  # type: ignore[arg-type]
                 if ours(module, tensor):
                     yield module, tensor
 
@@ -166,7 +166,7 @@ def take_off(module: nn.Module, tensor: str) -> None:
     assert parametrization is not None, "only our own parametrizations are taken off"
     value = getattr(module, tensor).detach().clone(memory_format=torch.contiguous_format)
     kind = type(module)
-    del module.parametrizations[tensor]  # type: ignore[union-attr]
+    del module.parametrizations[tensor]  # type: ignore[union-attr,operator]
     if len(module.parametrizations):  # type: ignore[arg-type]
         kept = {name: item for name, item in vars(kind).items() if name not in (tensor, "__dict__", "__weakref__")}
         module.__class__ = type(kind.__name__, kind.__bases__, kept)

@@ -30,12 +30,15 @@ from oversmooth.control.eigenbasis import (
 )
 from oversmooth.errors import IllConditioned, OutOfRange
 from oversmooth.models.architecture import AttentionWeights
+from oversmooth.threads import one_thread
 
 BASES = ("orthogonal", "general")
 REFINING_STEPS = 30
 DOUBLE_UP_TO = 1024
 """Largest width whose start is computed in float64; above it the SVD would take minutes per layer."""
 
+ONE_THREAD_UP_TO = 256
+"""Largest width for which more threads would only wait for each other."""
 LEAST_WEIGHT = 1e-6
 """Relative weight of a direction whose eigenvalue was clipped to zero: it gives way to all others."""
 LEAST_EIGENVALUE = 1e-2
@@ -72,9 +75,7 @@ class Form:
             raise OutOfRange("the interval", (self.low, self.high), "two numbers, the smaller one first")
 
 
-def fresh_eigenbasis(
-    heads: Heads, form: Form, like: Tensor, generator: torch.Generator | None = None
-) -> Eigenbasis:
+def fresh_eigenbasis(heads: Heads, form: Form, like: Tensor, generator: torch.Generator | None = None) -> Eigenbasis:
     """Orthonormal columns without preference and eigenvalues uniform in the interval, for training from scratch."""
     dtype = full_precision(like.new_empty(0)).dtype
     columns = random_columns(heads, generator, dtype)
@@ -129,9 +130,7 @@ def kept(heads: Heads, w_v: Values, w_o: Outputs, low: float, high: float) -> St
     totals = lambdas.sum(1, keepdim=True)
     is_zero = totals == 0
     shares = torch.where(is_zero, 1 / heads.per_group, lambdas / totals.masked_fill(is_zero, 1))
-    return Start(
-        columns=torch.cat(columns, 1), psi=totals.flatten(), shares=shares if heads.per_group > 1 else None
-    )
+    return Start(columns=torch.cat(columns, 1), psi=totals.flatten(), shares=shares if heads.per_group > 1 else None)
 
 
 def _own_directions(
@@ -204,7 +203,12 @@ def refine(eigenbasis: Eigenbasis, w_v: Values, w_o: Outputs, steps: int = REFIN
 
     first, last = 0.0, 0.0
     if scale > 0:
-        with torch.enable_grad(), suppress(IllConditioned):  # then back to the start, which is well conditioned
+        is_small = w_o.shape[0] <= ONE_THREAD_UP_TO
+        with (
+            torch.enable_grad(),
+            one_thread(is_small),
+            suppress(IllConditioned),
+        ):  # then back to the start, which is well conditioned
             first = loss().item()
             search.step(loss)
             last = loss().item()

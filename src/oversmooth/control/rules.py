@@ -6,7 +6,8 @@ dropout inside fused attention, A stands for what dropout left of it.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -21,19 +22,40 @@ from oversmooth.errors import CannotControl, OutOfRange
 NEUTRENO_STRENGTH = {"text": 0.4, "audio": 0.4, "image": 0.6}
 
 
+class FirstValues:
+    """The values of a stack's first layer in the pass that is running."""
+
+    def __init__(self) -> None:
+        self.v: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"v": None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFacts:
+    """What a rule may need to know of the layer it is for."""
+
+    heads: Heads
+    kind: str = "text"
+    depth: int = 1
+    """How many layers run in the stack."""
+    is_first: bool = False
+    first: FirstValues = field(default_factory=FirstValues)
+
+
 class Rule(nn.Module):
     """An intervention on one layer. Steps that it does not override are not even looked at."""
 
     title: ClassVar[str]
+    options: ClassVar[tuple[str, ...]] = ()
+    """What can be set."""
 
-    def __init__(self, heads: Heads):
+    def __init__(self, facts: LayerFacts):
         super().__init__()
-        self.heads = heads
-        self.visible: Visible | None = None
 
     def seen(self, visible: Visible) -> None:
         """Which tokens see which, in the attention call that is running."""
-        self.visible = visible
 
     def values(self, v: Float[Tensor, "batch token kv d_head"]) -> Float[Tensor, "batch token kv d_head"]:
         return v
@@ -52,16 +74,6 @@ class Rule(nn.Module):
     def projected(self, y: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch token d_model"]:
         return y
 
-    def mean_of_visible(self, x: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch #token d_model"]:
-        """`LC x`, over what this layer's attention has just seen."""
-        visible, self.visible = self.visible, None
-        assert visible is not None, "attention ran before its output is changed"
-        require_whole_sequences(self.title, visible)
-        return visible.of_tokens().mean(x[:, None])[:, 0]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "visible": None}  # what one pass has seen is nothing to copy
-
 
 def _per_head(parameter: Float[Tensor, "head"], like: Tensor) -> Float[Tensor, "head 1 1"]:
     return parameter.to(like.dtype)[:, None, None]
@@ -75,9 +87,9 @@ class AttnScale(Rule):
 
     title = "AttnScale"
 
-    def __init__(self, heads: Heads):
-        super().__init__(heads)
-        self.weight = nn.Parameter(torch.zeros(heads.n_heads))
+    def __init__(self, facts: LayerFacts):
+        super().__init__(facts)
+        self.weight = nn.Parameter(torch.zeros(facts.heads.n_heads))
 
     def product(self, product: Product) -> Tensor:
         return product.output + _per_head(self.weight, product.output) * (
@@ -104,15 +116,16 @@ class GFSA(Rule):
     """`A' = w0 I + w1 A + wK (A + (K - 1)(A^2 - A))` with w0 = 0, w1 = 1 and wK = 0 per head at the start."""
 
     title = "GFSA"
+    options = ("order",)
 
-    def __init__(self, heads: Heads, order: int = 4):
-        super().__init__(heads)
+    def __init__(self, facts: LayerFacts, order: int = 4):
+        super().__init__(facts)
         if order < 2:
             raise OutOfRange("order", order, "a whole number of at least 2")
         self.order = order
-        self.identity = nn.Parameter(torch.zeros(heads.n_heads))
-        self.first = nn.Parameter(torch.ones(heads.n_heads))
-        self.high = nn.Parameter(torch.zeros(heads.n_heads))
+        self.identity = nn.Parameter(torch.zeros(facts.heads.n_heads))
+        self.first = nn.Parameter(torch.ones(facts.heads.n_heads))
+        self.high = nn.Parameter(torch.zeros(facts.heads.n_heads))
 
     def product(self, product: Product) -> Tensor:
         return self._filter(product.own_values(self.title), product.output, product.again(product.output))
@@ -130,29 +143,21 @@ class GFSA(Rule):
 # --- values of the first layer --------------------------------------------------------------------------------------
 
 
-class FirstValues:
-    """The values of a stack's first layer in the pass that is running."""
-
-    def __init__(self) -> None:
-        self.v: Tensor | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"v": None}
-
-
 class UsesFirstValues(Rule):
     """Gives the first layer's values to those behind it. The first layer itself is unchanged."""
 
-    def __init__(self, heads: Heads, first: FirstValues, is_first: bool):
-        super().__init__(heads)
-        self.first, self.is_first = first, is_first
+    def __init__(self, facts: LayerFacts):
+        super().__init__(facts)
+        self.first, self.is_first = facts.first, facts.is_first
 
     def remembered(self, v: Tensor) -> Tensor:
         """The first layer's values, in place of which nothing stale may stand."""
         found = self.first.v
         if found is None or found.shape != v.shape:
             reason = "the first layer of its stack has not run on this input"
-            raise CannotControl(self.title, "this forward pass", reason, "Run the whole model, layer by layer in order.")
+            raise CannotControl(
+                self.title, "this forward pass", reason, "Run the whole model, layer by layer in order."
+            )
         if torch.is_grad_enabled() and v.requires_grad and not found.requires_grad:
             reason = "the values of the first layer have lost their gradient (reentrant checkpointing)"
             raise CannotControl(self.title, "this forward pass", reason, "Checkpoint with use_reentrant=False.")
@@ -175,10 +180,11 @@ class NeuTRENO(UsesFirstValues):
     """`O = A V + c (V_0 - V)` in every layer behind the first, before the output projection; the identity at c = 0."""
 
     title = "NeuTRENO"
+    options = ("strength",)
 
-    def __init__(self, heads: Heads, first: FirstValues, is_first: bool, strength: float):
-        super().__init__(heads, first, is_first)
-        self.strength = strength
+    def __init__(self, facts: LayerFacts, strength: float | None = None):
+        super().__init__(facts)
+        self.strength = NEUTRENO_STRENGTH[facts.kind] if strength is None else strength
         self.own: Tensor | None = None
 
     def values(self, v: Tensor) -> Tensor:
@@ -200,40 +206,58 @@ class NeuTRENO(UsesFirstValues):
         return o + pull.repeat_interleave(o.shape[2] // pull.shape[2], 2)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "own": None}
+        return {**self.__dict__, "own": None}  # what belongs to one pass is nothing to copy
 
 
 # --- the output of attention ----------------------------------------------------------------------------------------
 
 
-class FeatScale(Rule):
+class SeesTokens(Rule):
+    """Remembers what this layer's attention has just seen, for a step that comes after it."""
+
+    def __init__(self, facts: LayerFacts):
+        super().__init__(facts)
+        self.visible: Visible | None = None
+
+    def seen(self, visible: Visible) -> None:
+        self.visible = visible
+
+    def just_seen(self) -> Visible:
+        visible, self.visible = self.visible, None
+        assert visible is not None, "attention runs before its output is changed"
+        require_whole_sequences(self.title, visible)
+        return visible.of_tokens()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "visible": None}  # what belongs to one pass is nothing to copy
+
+
+class FeatScale(SeesTokens):
     """`Y' = (1 + t1) LC Y + (1 + t2) HC Y` after the projection, t1 and t2 per channel, 0 at the start."""
 
     title = "FeatScale"
 
-    def __init__(self, heads: Heads):
-        super().__init__(heads)
-        self.low, self.high = nn.Parameter(torch.zeros(heads.d_model)), nn.Parameter(torch.zeros(heads.d_model))
+    def __init__(self, facts: LayerFacts):
+        super().__init__(facts)
+        self.low, self.high = (nn.Parameter(torch.zeros(facts.heads.d_model)) for _ in range(2))
 
     def projected(self, y: Tensor) -> Tensor:
         low, high = self.low.to(y.dtype), self.high.to(y.dtype)
-        return y + high * y + (low - high) * self.mean_of_visible(y)
+        return y + high * y + (low - high) * self.just_seen().mean(y[:, None])[:, 0]
 
 
-class ContraNorm(Rule):
+class ContraNorm(SeesTokens):
     """`X' = (1 + s) X - s softmax(Xn Xn^T) X`, Xn of unit rows, on the residual sum; the identity at s = 0."""
 
     title = "ContraNorm"
+    options = ("scale",)
 
-    def __init__(self, heads: Heads, scale: float = 0.1):
-        super().__init__(heads)
+    def __init__(self, facts: LayerFacts, scale: float = 0.1):
+        super().__init__(facts)
         self.scale = scale
 
     def summed(self, x: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch token d_model"]:
-        visible, self.visible = self.visible, None
-        assert visible is not None, "attention ran before the sum"
-        require_whole_sequences(self.title, visible)
-        seen, rows = visible.of_tokens(), F.normalize(x, dim=-1)[:, None]
+        seen, rows = self.just_seen(), F.normalize(x, dim=-1)[:, None]
         nearby = F.scaled_dot_product_attention(
             rows, rows, x[:, None], attn_mask=seen.mask, is_causal=seen.is_causal, scale=1.0
         )
@@ -258,10 +282,11 @@ class LayerScale(BranchScale):
     """`X + g f(X)` with g per channel, 1e-5 at the start; the identity at `init=1`."""
 
     title = "LayerScale"
+    options = ("init",)
 
-    def __init__(self, heads: Heads, init: float = 1e-5):
-        super().__init__(heads)
-        self.attn, self.ffn = (nn.Parameter(torch.full((heads.d_model,), init)) for _ in range(2))
+    def __init__(self, facts: LayerFacts, init: float = 1e-5):
+        super().__init__(facts)
+        self.attn, self.ffn = (nn.Parameter(torch.full((facts.heads.d_model,), init)) for _ in range(2))
 
     def gain(self, branch: str) -> Tensor:
         return self.ffn if branch == "ffn" else self.attn
@@ -272,9 +297,9 @@ class ResidualScaling(BranchScale):
 
     title = "Residual scaling"
 
-    def __init__(self, heads: Heads, layers: int):
-        super().__init__(heads)
-        self.factor = 1 / math.sqrt(layers)
+    def __init__(self, facts: LayerFacts):
+        super().__init__(facts)
+        self.factor = 1 / math.sqrt(facts.depth)
 
     def gain(self, branch: str) -> float:
         return self.factor
@@ -282,25 +307,14 @@ class ResidualScaling(BranchScale):
 
 # --- by name --------------------------------------------------------------------------------------------------------
 
-Facts = Mapping[str, Any]
-"""What a rule may need to know of its layer: `first`, `is_first`, `layers`, `kind`."""
-RULES: Mapping[str, Callable[..., Rule]] = {
-    "attnscale": lambda heads, facts, **options: AttnScale(heads, **options),
-    "featscale": lambda heads, facts, **options: FeatScale(heads, **options),
-    "neutreno": lambda heads, facts, strength=None: NeuTRENO(
-        heads, facts["first"], facts["is_first"], NEUTRENO_STRENGTH[facts["kind"]] if strength is None else strength
-    ),
-    "contranorm": lambda heads, facts, **options: ContraNorm(heads, **options),
-    "gfsa": lambda heads, facts, **options: GFSA(heads, **options),
-    "centered": lambda heads, facts, **options: Centered(heads, **options),
-    "layerscale": lambda heads, facts, **options: LayerScale(heads, **options),
-    "residual_scaling": lambda heads, facts, **options: ResidualScaling(heads, facts["layers"], **options),
-    "value_residual": lambda heads, facts, **options: ValueResidual(heads, facts["first"], facts["is_first"], **options),
+RULES: Mapping[str, type[Rule]] = {
+    "attnscale": AttnScale,
+    "featscale": FeatScale,
+    "neutreno": NeuTRENO,
+    "contranorm": ContraNorm,
+    "gfsa": GFSA,
+    "centered": Centered,
+    "layerscale": LayerScale,
+    "residual_scaling": ResidualScaling,
+    "value_residual": ValueResidual,
 }
-OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "neutreno": ("strength",),
-    "contranorm": ("scale",),
-    "gfsa": ("order",),
-    "layerscale": ("init",),
-}
-"""What can be set; where a rule is not here, nothing."""

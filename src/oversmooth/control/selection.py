@@ -3,10 +3,13 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from oversmooth.control.eigenbasis import Heads
 from oversmooth.errors import OutOfRange, UnknownName
-from oversmooth.models.architecture import BlockNames
+from oversmooth.models.architecture import AttentionWeights, BlockNames
 from oversmooth.models.source import Stack
 
+BASELINES = "oversmooth_"
+"""Prefix of the submodules that interventions on attention add; such a model has no ordinary weights to go back to."""
 Layers = str | int | Iterable[int] | None
 """`None` for all, one number, several, or words such as `6-11,14`; -1 is the last."""
 
@@ -25,6 +28,10 @@ class Chosen:
     @property
     def words(self) -> str:
         return f"layer {self.block.index}" + (f" of {self.stack.label}" if self.stack.label else "")
+
+
+def heads_of(weights: AttentionWeights) -> Heads:
+    return Heads(d_model=weights.d_model, n_heads=weights.n_heads, n_kv=weights.n_kv, d_head=weights.d_head)
 
 
 def choose(stacks: Sequence[Stack], layers: Layers = None, stack: str | None = None) -> list[Chosen]:

@@ -44,6 +44,10 @@ class PickleStore:
         except KeyError as error:
             raise BrokenFile(shard, f"the tensor {name!r}, as the index says", "no such tensor") from error
 
+    def file_of(self, name: str) -> str:
+        """The name of the file that holds a tensor."""
+        return self._where[name]
+
     def files(self) -> tuple[FileFacts, ...]:
         return tuple(FileFacts(name=n, size_bytes=(self._folder / n).stat().st_size) for n in sorted(self._open))
 

@@ -114,6 +114,10 @@ class SafetensorsStore:
             return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         return torch.frombuffer(data, dtype=DTYPES[entry.dtype]).reshape(entry.shape)
 
+    def file_of(self, name: str) -> str:
+        """The name of the file that holds a tensor."""
+        return self._where[name]
+
     def files(self) -> tuple[FileFacts, ...]:
         return tuple(FileFacts(name=name, size_bytes=file.size) for name, (file, _) in sorted(self._open.items()))
 

@@ -19,7 +19,7 @@ from oversmooth.results.base import (
     html_table,
     no_progress,
 )
-from oversmooth.results.control import Control, HeadMove, LayerControl
+from oversmooth.results.control import Applied, Control, HeadMove, LayerControl
 from oversmooth.results.inspection import HeadSpectrum, Inspection, LayerInspection, NormFacts, Spectrum, StackFacts
 from oversmooth.results.measurement import Attribution, DataFacts, Measurement, Part, PlaceValue
 from oversmooth.results.prediction import (
@@ -40,6 +40,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Agreement",
     "Analysis",
+    "Applied",
     "Asymptotic",
     "Attribution",
     "Complex",

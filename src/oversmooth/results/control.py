@@ -76,7 +76,13 @@ class Control(SavedResult):
     def head_rows(self) -> list[Row]:
         """One flat row per head."""
         return [
-            {"stack": layer.stack, "layer": layer.layer, "head": head.head, "kv_head": head.kv_head, "moved": head.moved}
+            {
+                "stack": layer.stack,
+                "layer": layer.layer,
+                "head": head.head,
+                "kv_head": head.kv_head,
+                "moved": head.moved,
+            }
             for layer in self.layers
             for head in layer.heads
         ]
@@ -88,3 +94,26 @@ class Control(SavedResult):
 
     def _repr_html_(self) -> str:
         return html_table(f"{self.change}: {self.provenance.target}", self.rows())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Applied(SavedResult):
+    """Which published intervention was put onto which layers."""
+
+    kind: ClassVar[str] = "applied"
+    provenance: Provenance
+    name: str
+    layers: tuple[tuple[str, int], ...]
+    """Stack and layer, in the order of the stacks."""
+    parameters: int
+    """How many numbers were added that can be trained."""
+
+    def rows(self) -> list[Row]:
+        return [{"stack": stack, "layer": layer, "intervention": self.name} for stack, layer in self.layers]
+
+    def __repr__(self) -> str:
+        added = f", {self.parameters} new parameters" if self.parameters else ""
+        return f"<Applied to {self.provenance.target}: {self.name} in {len(self.layers)} layers{added}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(f"{self.name}: {self.provenance.target}", self.rows())

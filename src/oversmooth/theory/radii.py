@@ -44,7 +44,8 @@ def dc_radius(operator: LayerOperator) -> Radius:
     if len(matrix) > DENSE_DC:
         found = _searched(matrix, shift, factor, path.w_v.dtype)
     else:
-        values = path.dc_eigenvalues if matrix is path.dc_core else torch.linalg.eigvals(matrix)
+        is_kept = is_softmax and path.after_weight is None
+        values = path.dc_eigenvalues if is_kept else torch.linalg.eigvals(matrix)
         found = exact_radius(shift + factor * values, path.w_v.dtype)
     return with_idle(found, operator.skip, path.idle_features)
 
