@@ -85,7 +85,7 @@ def assert_same_numbers(mine: list[Found], reference: list[list[torch.Tensor]]) 
     return float(worst)
 
 
-def weightwatcher_model(layers: list[AttentionWeights]) -> torch.nn.Module:
+def weightwatcher_model(layers: list[AttentionWeights]) -> torch.nn.Sequential:
     """The same value and output matrices as linear layers."""
     matrices = [matrix for weights in layers for matrix in (weights.w_v.flatten(0, 1), weights.w_o.flatten(1))]
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in matrices))

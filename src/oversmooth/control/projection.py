@@ -163,7 +163,7 @@ def _nearest_allowed(
     if len(sides) == 1:
         return sides[0]
     first, second = ((side - wanted).square().sum(1, keepdim=True) for side in sides)
-    return torch.where(first <= second, *sides)
+    return torch.where(first <= second, sides[0], sides[1])
 
 
 def _nearest_positive(
@@ -198,7 +198,7 @@ def refine(eigenbasis: Eigenbasis, w_v: Values, w_o: Outputs, steps: int = REFIN
         value, output = eigenbasis.weights()
         squares = _squared_distances(w_v, w_o, value.view_as(w_v), output.reshape(w_o.shape))
         distance = squares.sum() / scale
-        distance.backward()  # type: ignore[no-untyped-call]
+        distance.backward()
         return distance
 
     first, last = 0.0, 0.0
