@@ -10,6 +10,7 @@ osm.analyze(target)     # all of it -> Analysis (.save_html() .to_json() .to_pan
 osm.sharpen(model), osm.smooth(model), osm.constrain(model, low=..., high=...)   # in place, for training
 osm.apply(model, "attnscale"), osm.unapply(model)   # published interventions by name
 osm.bake(model)         # back to ordinary weights, same outputs
+osm.edit(target, out)   # the same on a checkpoint, without loading the model
 osm.Monitor(model, batches), osm.SmoothingCallback(batches=...)   # the same during training
 """
 
@@ -29,6 +30,7 @@ from oversmooth.trainer_callback import smoothing_callback as SmoothingCallback 
 if TYPE_CHECKING:
     from oversmooth.control.apply import bake, constrain, sharpen, smooth
     from oversmooth.control.baselines import apply, unapply
+    from oversmooth.control.edit import edit
 
 __version__ = metadata.version("oversmooth")
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "apply",
     "bake",
     "constrain",
+    "edit",
     "inspect",
     "measure",
     "predict",
@@ -57,6 +60,7 @@ __all__ = [
 _LAZY = {
     **dict.fromkeys(("bake", "constrain", "sharpen", "smooth"), "oversmooth.control.apply"),
     **dict.fromkeys(("apply", "unapply"), "oversmooth.control.baselines"),
+    "edit": "oversmooth.control.edit",
 }
 """Public functions that are imported when they are first used: a look at a model should not pay for changing it."""
 

@@ -70,10 +70,10 @@ class BrokenFile(OversmoothError):
 
 
 class NotWritable(OversmoothError):
-    def __init__(self, file: str, reason: str):
-        super().__init__(
-            f"{file} cannot be written: {reason}.\nGive a file name in an existing folder that you may write to."
-        )
+    def __init__(
+        self, file: str, reason: str, advice: str = "Give a file name in an existing folder that you may write to."
+    ):
+        super().__init__(f"{file} cannot be written: {reason}.\n{advice}")
 
 
 class UnsafePickle(OversmoothError):

@@ -32,7 +32,7 @@ from oversmooth.verdicts import layer_verdict
 
 IDENTITY = {torch.float64: 1e-3, torch.float32: 1e-3}
 """How far rung 5 may be from the measurement; in half precision, whose branches carry three digits, 0.1."""
-SMALL = 2**18
+SMALL = 2**16
 """Features (tokens x width) of one sequence up to which its many small products are faster without threads."""
 KEPT_WEIGHTS = 2e8
 """Numbers in the value paths of all layers up to which they are kept between batches."""
@@ -81,8 +81,12 @@ class PredictionRun:
         stack = self.stacks[place.stack]
         if place.name == "attn_sum":
             position = next(i for i, passes in enumerate(stack.passes) if place.depth - 1 in passes)
-            with unwatched():
-                self._sample(stack, position, place.depth, self._stream[place.stack], h)
+            try:
+                with unwatched():
+                    self._sample(stack, position, place.depth, self._stream[place.stack], h)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                # Inside the model's forward pass it would be taken for a batch that the model cannot take.
+                raise AssertionError(f"the theory failed at depth {place.depth}: {error}") from error
         self._stream[place.stack] = h
 
     def _sample(self, stack: Stack, position: int, depth: int, before: Tensor, after: Tensor) -> None:
@@ -113,8 +117,9 @@ class PredictionRun:
                 )
                 self._pending.setdefault(key, []).append(sample)
                 if is_solved:
-                    follow = self._following.setdefault((stack.label, sequence), Depth(x.shape[0], x.shape[1], x))
-                    follow.pass_through(operator)
+                    if (stack.label, sequence) not in self._following:
+                        self._following[stack.label, sequence] = Depth(x.shape[0], x.shape[1], x)
+                    self._following[stack.label, sequence].pass_through(operator)
 
     def _broken(self, key: Key) -> None:
         where = f"{key[0] + ', ' if key[0] else ''}depth {key[2]}"

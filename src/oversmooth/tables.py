@@ -12,6 +12,7 @@ from rich.table import Table
 from oversmooth.models.architecture import Arch
 from oversmooth.results import (
     Attribution,
+    Control,
     Inspection,
     LayerInspection,
     Measurement,
@@ -227,6 +228,39 @@ def _attribution_words(attribution: Attribution) -> str:
         f"{where}features end {word} than they began: log(HFC/LFC) changes by {attribution.total:+.2f} = {parts}. "
         "Below 0 smooths."
     )
+
+
+def show_control(result: Control) -> None:
+    console = _console()
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    console.print(f"{escape(result.change)}, in {len(result.layers)} layers")
+    has_stacks = len({layer.stack for layer in result.layers}) > 1
+    table = _table()
+    names = ("layer", "H moved", "heads moved", "Re(lambda) before", "after", "rho_dc", "after", "bias moved", "signs")
+    for name in (*(["stack"] if has_stacks else []), *names):
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer in result.layers:
+        moves = [head.moved for head in layer.heads if head.moved is not None]
+        table.add_row(
+            *([escape(layer.stack)] if has_stacks else []),
+            str(layer.layer),
+            "-" if layer.moved is None else f"{layer.moved:.2f}",
+            f"{min(moves):.2f}..{max(moves):.2f}" if moves else "-",
+            f"{layer.before.min_real:.2f}..{layer.before.max_real:.2f}",
+            f"{layer.after.min_real:.2f}..{layer.after.max_real:.2f}",
+            f"{layer.before.rho_dc:.3f}",
+            f"{layer.after.rho_dc:.3f}",
+            "-" if layer.constant_moved is None else f"{layer.constant_moved:.2f}",
+            str(layer.norm_signs_changed) if layer.norm_signs_changed else "-",
+        )
+    console.print(table)
+    console.print(
+        "Moves are relative to the norm: 1 is as far as setting H to zero. bias moved: the vector that biases add to every "
+        "token; signs: norm weights whose sign changed.",
+        style="dim",
+    )
+    if result.out is not None:
+        console.print(f"Written to {escape(result.out)}", soft_wrap=True)
 
 
 def show_architectures(declared: Iterable[Arch], refused: Mapping[str, str]) -> None:

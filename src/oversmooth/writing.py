@@ -36,12 +36,15 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 def require_free(folder: Path) -> None:
     """Refuses a folder that holds something already, or that has no parent to be written into."""
+    reason = None
     if folder.exists() and not folder.is_dir():
-        raise NotWritable(str(folder), "it is a file")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise NotWritable(str(folder), "the folder is not empty, and nothing is overwritten")
-    if not folder.absolute().parent.is_dir():
-        raise NotWritable(str(folder), f"there is no folder {str(folder.parent)!r}")
+        reason = "it is a file"
+    elif folder.is_dir() and any(folder.iterdir()):
+        reason = "the folder is not empty, and nothing is overwritten"
+    elif not folder.absolute().parent.is_dir():
+        reason = f"there is no folder {str(folder.parent)!r}"
+    if reason is not None:
+        raise NotWritable(str(folder), reason, "Give a new folder inside one that exists.")
 
 
 @contextmanager

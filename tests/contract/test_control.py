@@ -131,6 +131,15 @@ def test_a_weight_that_something_else_parametrizes_is_refused():
     assert not list(parametrized(model))
 
 
+def test_weights_that_are_not_finite_are_refused():
+    model, _ = tiny_model("bert")
+    with torch.no_grad():
+        model.encoder.layer[2].attention.output.dense.weight[0, 0] = float("nan")
+    with pytest.raises(CannotControl, match="layer 2: its value or output weights hold NaN"):
+        osm.sharpen(model)
+    assert not list(parametrized(model))
+
+
 def test_a_module_that_stands_at_several_depths_has_one_basis():
     layer = nn.TransformerEncoderLayer(16, 4, 16, batch_first=True)
     model = nn.ModuleDict({"layers": nn.ModuleList([layer, layer, layer])})
@@ -165,7 +174,7 @@ def test_wrong_options_are_refused_before_anything_is_touched(options, error):
 
 @pytest.mark.parametrize(
     ("layers", "touched"),
-    [(None, {0, 1, 2}), (1, {1}), (-1, {2}), ("1-2", {1, 2}), ("0,2", {0, 2}), (range(2), {0, 1})],
+    [(None, {0, 1, 2}), (1, {1}), (-1, {2}), ("1-2", {1, 2}), ("0,2", {0, 2}), (range(2), {0, 1}), (iter([2]), {2})],
 )
 def test_only_the_chosen_layers_change(layers, touched):
     model, _ = tiny_model("gpt2")

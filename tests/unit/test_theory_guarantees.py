@@ -265,7 +265,7 @@ def test_wrong_numbers_are_refused_with_the_right_form(text):
 
 
 def test_every_change_can_be_made():
-    numbers = {0: "", 1: ":0.5", 2: ":-1,0", 3: ":0,1,0.2"}
+    numbers = {0: "", 1: ":2", 2: ":-1,0", 3: ":0,1,0.2"}
     source = generator(0)
     weights = AttentionWeights(
         w_v=normal(source, 2, 3, 6),

@@ -177,6 +177,9 @@ def _refuse(model: nn.Module, store: ModuleStore, plan: list[tuple[Chosen, Atten
             slots.setdefault(id(parameter), set()).add((id(module), name))
     for each, weights in plan:
         heads_of(weights).require_one_basis()
+        if not (torch.isfinite(weights.w_v).all() and torch.isfinite(weights.w_o).all()):
+            reason = "its value or output weights hold NaN or infinity"
+            raise CannotControl("The eigenbasis", each.words, reason, "Load a checkpoint that is whole.")
         for name in (each.block.value.weight, each.block.output.weight):
             owner, tensor = store.owner(name), name.rpartition(".")[2]
             if parametrize.is_parametrized(owner, tensor):

@@ -36,19 +36,22 @@ def heads_of(weights: AttentionWeights) -> Heads:
 
 def choose(stacks: Sequence[Stack], layers: Layers = None, stack: str | None = None) -> list[Chosen]:
     """The blocks of the chosen layers, in order; of one stack only where it is named."""
+    if layers is not None and not isinstance(layers, str | int):
+        layers = tuple(layers)  # it is gone through more than once
     labels = [each.label for each in stacks]
     if stack is not None and stack not in labels:
         raise UnknownName("stack", stack, labels)
     inside = [each for each in stacks if stack in (None, each.label)]
     found: list[Chosen] = []
+    asked: set[int] = set()
+    there: set[int] = set()
     for each in inside:
         indices = [block.index for block in each.names.blocks]
         wanted = _numbers(layers, indices)
         found += [Chosen(each, position) for position, index in enumerate(indices) if index in wanted]
-    numbers = {index for each in inside for block in each.names.blocks for index in [block.index]}
-    asked = set().union(*(_numbers(layers, [block.index for block in each.names.blocks]) for each in inside))
-    if unknown := sorted(asked - numbers):
-        raise OutOfRange("layers", unknown[0], f"among {', '.join(map(str, sorted(numbers)))}")
+        asked, there = asked | wanted, there | set(indices)
+    if unknown := sorted(asked - there):
+        raise OutOfRange("layers", unknown[0], f"among {', '.join(map(str, sorted(there)))}")
     if not found:
         raise OutOfRange("layers", layers, "at least one layer")
     return found

@@ -53,7 +53,7 @@ class AttentionMaps:
             shape = f"attention of {found.shape[1]} queries to {found.shape[2]} keys for {len(keep)} tokens"
             raise NoAttentionMaps(self.layer, f"{shape} (a sink or a cache)", "Give whole sequences, without a cache.")
         tolerance = ROW_TOLERANCE.get(found.dtype, 1e-2)
-        kept = found[:, keep][:, :, keep].to(dtype)
+        kept = (found if bool(keep.all()) else found[:, keep][:, :, keep]).to(dtype)
         worst = (kept.sum(-1) - 1).abs().max().item()
         if not worst <= tolerance:  # also where it is NaN
             reason = f"rows that do not sum to one over the tokens that count (off by {worst:.2g})"

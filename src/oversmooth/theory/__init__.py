@@ -1,0 +1,1 @@
+"""The theorems: numbers and operators in, verdicts out. Nothing here sees an `nn.Module`."""

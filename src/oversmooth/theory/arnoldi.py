@@ -21,9 +21,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-BASIS = 28
+BASIS = 24
 """Largest number of basis vectors: beyond it, orthogonalising a vector costs more than a product with the map."""
-KEPT = 10
+KEPT = 8
 """Basis vectors that survive a restart."""
 LOOK_EVERY = 4
 """Steps between two looks at the residual."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex
 from torch import Tensor
 
 from oversmooth.theory.operator import LayerOperator
@@ -76,7 +76,7 @@ def _limit_rank(regime: Regime, ac: Radius) -> float | None:
     return effective_rank(torch.complex(*ac.vector))
 
 
-def effective_rank(x: Float[Tensor, "token d_model"]) -> float:
+def effective_rank(x: Complex[Tensor, "token d_model"]) -> float:
     """exp of the entropy of (singular values / their sum)."""
     s = torch.linalg.svdvals(x).double()
     return torch.special.entr(s / s.sum()).sum().exp().item()

@@ -10,7 +10,7 @@ are small, all their eigenvalues are computed. Otherwise a few Arnoldi steps on 
 leading ones are solved until none of the rest can exceed the best.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from jaxtyping import Complex, Float
@@ -26,6 +26,8 @@ DENSE_BLOCK = 512
 """Largest single block that is solved by all its eigenvalues."""
 STEPS = 24
 """Arnoldi steps that rank the tokens."""
+AT_ONCE = 5e7
+"""Numbers in the bases of the tokens that are ranked together."""
 SOLVED = 12
 """Tokens that are solved one by one at most."""
 
@@ -36,28 +38,22 @@ def causal_radius(operator: LayerOperator, *, tolerance: float, max_applications
     count, size = len(blocks.weights), blocks.size
     if count * size**3 <= DENSE_WORK:
         return blocks.with_idle(exact_radius(blocks.eigenvalues(range(count)), blocks.weights.dtype, "diagonals"))
-    ranking = blocks.ranked()
+    upper = blocks.ranked()
     best: Radius | None = None
     used = STEPS
-    for token in ranking.upper.argsort(descending=True)[:SOLVED].tolist():
-        if best is not None and ranking.upper[token].item() <= best.value * (1 + tolerance):
+    for token in upper.argsort(descending=True)[:SOLVED].tolist():
+        if best is not None and upper[token].item() <= best.value * (1 + tolerance):
             break
         found = blocks.solve(token, tolerance, max_applications)
         used += found.applications
         is_better = best is None or found.value > best.value
         best = found if is_better else best
-        ranking.upper[token] = found.high
+        upper[token] = found.high
     assert best is not None, "causal attention has at least two tokens"
-    high = max(best.high, ranking.upper.max().item())
+    high = max(best.high, upper.max().item())
     is_certain = high <= best.value * (1 + tolerance) or high <= best.high
     best = replace(best, high=high, applications=used, converged=best.converged and is_certain)
     return blocks.with_idle(best)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Ranking:
-    upper: Float[Tensor, "token"]
-    """Estimated radius of every block plus its first-order error bound."""
 
 
 class _Blocks:
@@ -108,9 +104,13 @@ class _Blocks:
         bound = abs(self.operator.skip) + abs(self.factor) * (weights[0].abs() * self.path.head_norms).sum().item()
         return krylov_radius(found, bound * self.path.after_norm, route="diagonals")
 
-    def ranked(self) -> _Ranking:
-        """Arnoldi without restart on all tokens at once; the radius of each block and how far off it may be."""
-        w = self.weights
+    def ranked(self) -> Float[Tensor, "token"]:
+        """An upper estimate of the radius of every block, in groups that fit into memory."""
+        group = max(1, int(AT_ONCE / (STEPS * self.size)))
+        return torch.cat([self._ranked(weights) for weights in self.weights.split(group)])
+
+    def _ranked(self, w: Float[Tensor, "token head"]) -> Float[Tensor, "token"]:
+        """Arnoldi without restart on all tokens at once: the radius of each block plus its first-order error bound."""
         count, steps = len(w), min(STEPS, self.size)
         basis = w.new_zeros(steps + 1, count, self.size)
         projected = torch.zeros(count, steps + 1, steps, dtype=torch.float64)
@@ -131,4 +131,4 @@ class _Blocks:
         lefts = torch.linalg.pinv(vectors)[row, best]  # rows of the inverse: left eigenvectors, condition = their norm
         residual = projected[:, steps, steps - 1].abs() * y[:, -1].abs()
         error = residual * torch.linalg.vector_norm(lefts, dim=-1) * torch.linalg.vector_norm(y, dim=-1)
-        return _Ranking((self.shift + values[row, best]).abs() + error)
+        return (self.shift + values[row, best]).abs() + error

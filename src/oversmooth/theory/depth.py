@@ -16,7 +16,8 @@ from torch import Tensor
 from oversmooth.theory.arnoldi import generic_start
 from oversmooth.theory.operator import LayerOperator, centre
 
-PROBES = 8
+PROBES, MANY = 4, 64
+"""Probes of what differs between tokens, and of what they share where that is too wide to be followed as a whole."""
 WHOLE_DC = 1024
 """Up to this width DC is followed by d_model probes, which makes its growth exact."""
 
@@ -48,7 +49,7 @@ class Depth:
         self._dc = _Product(
             torch.eye(d_model, dtype=like.dtype, device=like.device)
             if whole
-            else generic_start(PROBES * PROBES, d_model, like=like)
+            else generic_start(MANY, d_model, like=like)
         )
         self._shape = (-1, tokens, d_model)
         self.layers = 0

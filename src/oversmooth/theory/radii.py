@@ -16,8 +16,7 @@ from oversmooth.theory.operator import LayerOperator, centre
 from oversmooth.theory.radius import ROUNDING, Radius, exact_radius, krylov_radius, with_idle
 
 DENSE_DC = 256
-"""Largest DC problem whose eigenvalues are all computed; larger ones are searched to nine digits, which takes as many
-milliseconds as the other way takes tenths of a second."""
+"""Largest DC problem whose eigenvalues are all computed; larger ones are searched until only rounding is left."""
 DENSE_AC = 256
 """Largest AC problem (tokens times features) whose eigenvalues are all computed."""
 COARSE, FINE = 1e-3, {torch.float32: 4e-6, torch.float64: 1e-10}
@@ -51,13 +50,13 @@ def dc_radius(operator: LayerOperator) -> Radius:
 
 
 def _searched(matrix: Float[Tensor, "size size"], shift: float, factor: float, dtype: torch.dtype) -> Radius:
-    """By Arnoldi to nine digits; by all eigenvalues where that does not converge."""
+    """By Arnoldi until only rounding is left; by all eigenvalues where that does not converge."""
     found = dominating(
         lambda x: matrix @ x,
         generic_start(len(matrix), like=matrix),
         shift=shift,
         factor=factor,
-        tolerance=1e-9,
+        tolerance=ROUNDING[dtype] / 10,
         max_applications=MAX_APPLICATIONS,
     )
     if not found.converged:

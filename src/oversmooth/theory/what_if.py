@@ -189,6 +189,7 @@ WHAT_IFS: dict[str, tuple[str, Builder, int, int]] = {
     "scale": ("FACTOR", _layer_only(_scaled_map, None), 1, 1),
     "interval": ("LOW,HIGH", _layer_only(_interval, _too_many_channels), 2, 2),
     "layerscale": ("GAIN", _layer_only(_scaled, None), 1, 1),
+    "residual_scaling": ("LAYERS", _layer_only(lambda layer, count: _scaled(layer, count**-0.5), None), 1, 1),
     "attnscale": ("W", _attention_only(attn_scale), 1, 1),
     "featscale": ("T1,T2", _feat_scale, 2, 2),
     "centered": ("", _attention_only(centred_attention), 0, 0),
@@ -221,6 +222,8 @@ def what_if(text: str) -> WhatIf:
         raise OutOfRange("what_if", text, f"{name}:{form}, with numbers") from error
     if not fewest <= len(numbers) <= most or not all(map(math.isfinite, numbers)):
         raise OutOfRange("what_if", text, f"{name}:{form}" if form else f"{name} alone")
+    if name == "residual_scaling" and numbers[0] < 1:
+        raise OutOfRange("what_if", text, "at least one layer")
     if name == "interval" and numbers[0] > numbers[1]:
         raise OutOfRange("what_if", text, "an interval whose low end comes first")
     return build(text.strip(), *numbers)

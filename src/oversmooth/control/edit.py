@@ -1,0 +1,172 @@
+"""`edit`: pretrained surgery on a checkpoint, tensor by tensor; the model is never built and may be larger than memory.
+
+The checkpoint is copied into a temporary folder beside its destination, the bytes of the changed tensors are overwritten
+there block by block, and the folder is renamed at the end: whole or not at all. Everything else stays as it was, byte for
+byte; `.bin` files become safetensors. Nothing in the result says that we were here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from oversmooth.control.apply import SIGNED_NORMS, layer_control
+from oversmooth.control.checkpoint import copy_checkpoint, local_checkpoint
+from oversmooth.control.projection import Form, kept_eigenbasis, with_constant_kept
+from oversmooth.control.selection import Chosen, Layers, choose, heads_of
+from oversmooth.errors import HeadsUnknown, OutOfRange
+from oversmooth.models.architecture import AttentionWeights
+from oversmooth.models.source import open_source
+from oversmooth.models.store import ReadLog
+from oversmooth.provenance import provenance_of
+from oversmooth.results import Control, LayerControl, Progress, no_progress
+from oversmooth.writing import folder_whole, require_free
+
+Read = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is done to every chosen block."""
+
+    form: Form | None = None
+    scale: float | None = None
+    flips_norms: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.form is None) == (self.scale is None) and not (self.form is None and self.flips_norms):
+            raise OutOfRange(
+                "the change",
+                "none" if self.form is None else "two",
+                "one of an interval, a scale of H or flipped norm signs",
+            )
+
+    @property
+    def words(self) -> str:
+        said = []
+        if self.form is not None:
+            said.append(f"eigenvalues of H in [{self.form.low:g}, {self.form.high:g}], {self.form.basis} basis")
+        if self.scale is not None:
+            said.append(f"H times {self.scale:g}")
+        if self.flips_norms:
+            said.append("signs of the norm before or after attention flipped")
+        return ", ".join(said)
+
+
+def edit(
+    target: str | Path,
+    out: str | Path,
+    *,
+    interval: tuple[float, float] | None = None,
+    scale_h: float | None = None,
+    flip_norm_signs: bool = False,
+    basis: str = "orthogonal",
+    max_condition: float | None = None,
+    layers: Layers = None,
+    stack: str | None = None,
+    model_type: str | None = None,
+    n_heads: int | None = None,
+    n_kv: int | None = None,
+    progress: Progress = no_progress,
+) -> Control:
+    """Writes a copy of a local checkpoint with the value maps of the chosen layers changed, and says what moved.
+
+    `interval` (-1, 0) sharpens, (0, 1) smooths: H becomes the nearest map of that form that `constrain` would start from.
+    `scale_h` multiplies H. `flip_norm_signs` negates the weights of the attention's own norm. The vector that value biases
+    add to every token is kept wherever biases allow it. `out` must not exist or be empty. The other options are those of
+    `constrain` and `inspect`.
+    """
+    form = None
+    if interval is not None:
+        form = Form(low=float(interval[0]), high=float(interval[1]), basis=basis, max_condition=max_condition)
+    change = Change(form=form, scale=scale_h, flips_norms=flip_norm_signs)
+    require_free(Path(out))
+    checkpoint = local_checkpoint(str(target))
+    source = open_source(checkpoint.target, model_type=model_type, n_heads=n_heads, n_kv=n_kv)
+    stacks, log = source.stacks(), ReadLog(source.store)
+    chosen = choose(stacks, layers, stack)
+    _refuse(chosen, source.store.read, change)
+    done: list[LayerControl] = []
+    with folder_whole(Path(out)) as beside:
+        copy = copy_checkpoint(checkpoint, source.store, beside)
+        for each in chosen:
+            old = each.stack.weights(each.position, log.read)
+            new = _changed(old, change)
+            tensors = _tensors(each, old, new, log.read, change)
+            copy.overwrite(tensors)
+            written = each.stack.weights(each.position, partial(_read_changed, tensors, log.read))
+            done.append(layer_control(each, old, written, _signs_changed(old, written)))
+            progress(len(done), len(chosen))
+    return Control(
+        provenance=provenance_of(source, stacks, log, compute_dtype="float64"),
+        change=change.words,
+        low=form.low if form else None,
+        high=form.high if form else None,
+        layers=tuple(done),
+        out=str(out),
+    )
+
+
+def _read_changed(changed: Mapping[str, Tensor], read: Read, name: str) -> Tensor:
+    return changed[name] if name in changed else read(name)
+
+
+def _refuse(chosen: list[Chosen], read: Read, change: Change) -> None:
+    """Raises what cannot be done before anything is written, from the first chosen block of every stack."""
+    for each in {id(each.stack): each for each in reversed(chosen)}.values():
+        weights = each.stack.weights(each.position, read)
+        if change.form is not None and not weights.heads_known:
+            raise HeadsUnknown(each.words, "each head owns a part of the eigenbasis")
+        if change.form is not None:
+            heads_of(weights).require_one_basis()
+        if change.flips_norms and not any(role in each.block.norms for role in SIGNED_NORMS):
+            raise OutOfRange("flip_norm_signs", each.words, "used on layers whose attention has a norm of its own")
+
+
+@torch.no_grad()
+def _changed(old: AttentionWeights, change: Change) -> AttentionWeights:
+    if change.form is not None:
+        with torch.enable_grad():
+            eigenbasis = kept_eigenbasis(heads_of(old), change.form, old.w_v.float(), old.w_o.float())
+        value, output = eigenbasis.weights()
+        new = replace(old, w_v=value.reshape(old.w_v.shape), w_o=output.reshape(old.w_o.shape))
+        return with_constant_kept(old, new)
+    if change.scale is not None:
+        return with_constant_kept(old, replace(old, w_v=old.w_v.float(), w_o=change.scale * old.w_o.float()))
+    return old
+
+
+def _tensors(
+    each: Chosen, old: AttentionWeights, new: AttentionWeights, read: Read, change: Change
+) -> Mapping[str, Tensor]:
+    """The changed tensors by name, in the shape, layout and dtype in which they are stored."""
+    found: dict[str, Tensor] = {}
+    is_transposed = each.stack.arch.stored == "in_out"
+    rows = slice(None) if old.value_rows is None else old.value_rows
+    if new is not old:
+        value = read(each.block.value.weight).clone()
+        (value.T if is_transposed else value)[rows] = new.w_v.flatten(0, 1).to(value.dtype)
+        output = new.w_o.flatten(1)
+        stored = read(each.block.output.weight)
+        found[each.block.value.weight] = value
+        found[each.block.output.weight] = (output.T if is_transposed else output).to(stored.dtype)
+        if each.block.value.bias and new.b_v is not None:
+            bias = read(each.block.value.bias).clone()
+            bias[rows] = new.b_v.flatten().to(bias.dtype)
+            found[each.block.value.bias] = bias
+        if each.block.output.bias and new.b_o is not None:
+            found[each.block.output.bias] = new.b_o.to(read(each.block.output.bias).dtype)
+    if change.flips_norms:
+        role = next(role for role in SIGNED_NORMS if role in each.block.norms)  # both would cancel
+        name = each.block.norms[role].weight
+        offset = 2.0 if each.stack.arch.norm == "rms+1" else 0.0
+        found[name] = -read(name) - offset
+    return found
+
+
+def _signs_changed(old: AttentionWeights, new: AttentionWeights) -> int:
+    pairs = [(old.norms[role].weight, new.norms[role].weight) for role in SIGNED_NORMS if role in old.norms]
+    return sum(int((before.float().sign() * after.float().sign() < 0).sum()) for before, after in pairs)

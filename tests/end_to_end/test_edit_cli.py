@@ -1,0 +1,250 @@
+"""`oversmooth edit`: an ordinary checkpoint in, an ordinary checkpoint out, and nothing half done."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import oversmooth as osm
+from oversmooth.control.edit import edit
+from oversmooth.errors import CannotControl, HeadsUnknown, NotWritable, OutOfRange, TooManyValueDirections
+from oversmooth.models.source import open_source
+from tests.command_line import oversmooth
+from tests.contract.test_control import assert_inside, outputs, wide_t5
+from tests.contract.tiny_models import tiny_model
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def saved(case: str, folder, **options):
+    """A tiny model as transformers saves it, with files beside the weights as models have them."""
+    model, inputs = tiny_model(case)
+    model.to(options.pop("dtype", torch.float32)).save_pretrained(folder, **options)
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text("{}")
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.onnx").write_bytes(b"stale")
+    return model, inputs
+
+
+def tensors_of(folder) -> dict[str, torch.Tensor]:
+    store = open_source(folder).store
+    return {name: store.read(name) for name in store.names}
+
+
+@pytest.fixture
+def bert(tmp_path):
+    (tmp_path / "bert").mkdir()
+    return tmp_path / "bert", *saved("bert", tmp_path / "bert")
+
+
+def test_chosen_layers_are_sharpened_and_everything_else_is_untouched(bert, tmp_path):
+    folder, _, _ = bert
+    done = oversmooth("edit", folder, "--sharpen", "--layers", "1-2", "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "eigenvalues of H in [-1, 0], orthogonal basis, in 2 layers" in done.stdout
+    assert "-1.00..0.00" in done.stdout
+    assert "Written to" in done.stdout
+    before, after = tensors_of(folder), tensors_of(tmp_path / "out")
+    changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert changed == {
+        f"encoder.layer.{layer}.attention.{part}"
+        for layer in (1, 2)
+        for part in ("self.value.weight", "output.dense.weight", "output.dense.bias")
+    }
+    for file in ("config.json", "tokenizer.json", "1_Pooling/config.json"):
+        assert (tmp_path / "out" / file).read_bytes() == (folder / file).read_bytes()
+    assert not (tmp_path / "out" / "onnx").exists()  # it would be the old model
+    assert {path.name for path in tmp_path.iterdir()} == {"bert", "out"}
+    inspected = osm.inspect(tmp_path / "out")
+    assert inspected.layers[0].plain == osm.inspect(folder).layers[0].plain
+    assert all(layer.plain.max_real < 1e-5 for layer in inspected.layers[1:])
+
+
+@pytest.mark.parametrize("basis", ["orthogonal", "general"])
+def test_the_edited_checkpoint_is_what_constrain_and_bake_give(bert, tmp_path, basis):
+    from transformers import AutoModel
+
+    folder, model, inputs = bert
+    edit(folder, tmp_path / "out", interval=(0.0, 1.0), basis=basis)
+    osm.smooth(model, basis=basis)
+    osm.bake(model)
+    loaded = AutoModel.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(outputs(loaded, inputs)[0], outputs(model, inputs)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "case", ["gpt2", "gpt_neox", "falcon-grouped", "phi3", "llama", "vit", "t5", "albert", "clip", "gemma2", "jamba"]
+)
+def test_every_way_to_store_weights_is_edited_in_place(case, tmp_path):
+    (tmp_path / "in").mkdir()
+    _, inputs = saved(case, tmp_path / "in")
+    result = edit(tmp_path / "in", tmp_path / "out", interval=(-1.0, 0.0))
+    inspected = osm.inspect(tmp_path / "out")
+    assert_inside(inspected, -1.0, 0.0)
+    for layer, found in zip(result.layers, inspected.layers, strict=True):
+        assert (layer.stack, layer.layer) == (found.stack, found.layer)
+        torch.testing.assert_close(layer.after.eigenvalues, found.plain.eigenvalues, rtol=0, atol=1e-6)
+    checked = osm.verify(tmp_path / "out", inputs=inputs)  # loaded by transformers
+    assert checked.passed
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("form", ["sharded", "bin", "sharded bin"])
+def test_shards_pickles_and_half_precision(form, dtype, tmp_path):
+    from transformers import AutoModel
+
+    folder = tmp_path / "in"
+    folder.mkdir()
+    model, _ = saved("llama", folder, dtype=dtype, max_shard_size="20KB" if form == "sharded" else "1GB")
+    if "bin" in form:
+        (folder / "model.safetensors").unlink()
+        state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+        names = sorted(state)
+        cut = len(names) // 2 if "sharded" in form else len(names)
+        shards = [names[:cut], names[cut:]] if cut < len(names) else [names]
+        files = [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)] if len(shards) > 1 else ["pytorch_model.bin"]
+        for file, part in zip(files, shards, strict=True):
+            torch.save({name: state[name] for name in part}, folder / file)
+        if len(shards) > 1:
+            where = {name: file for file, part in zip(files, shards, strict=True) for name in part}
+            (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    result = edit(folder, tmp_path / "out", interval=(-1.0, 0.0))
+    assert not list((tmp_path / "out").glob("*.bin*"))
+    assert (len(list((tmp_path / "out").glob("*.safetensors"))) > 1) == ("sharded" in form)
+    before, after = tensors_of(folder), tensors_of(tmp_path / "out")
+    assert {name: tensor.dtype for name, tensor in after.items()} == {n: tensor.dtype for n, tensor in before.items()}
+    assert max(layer.after.max_real for layer in result.layers) < TOLERANCE[dtype]
+    _, facts = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not facts["missing_keys"]
+
+
+def test_a_single_file_is_edited_with_the_config_beside_it(bert, tmp_path):
+    folder, _, _ = bert
+    oversmooth("edit", folder / "model.safetensors", "--smooth", "--out", tmp_path / "out")
+    assert_inside(osm.inspect(tmp_path / "out"), 0.0, 1.0)
+
+
+@pytest.mark.parametrize("case", ["bert", "llama", "gemma2", "olmo2"])
+def test_norm_signs_are_flipped_also_where_one_is_added(case, tmp_path):
+    (tmp_path / "in").mkdir()
+    saved(case, tmp_path / "in")
+    result = edit(tmp_path / "in", tmp_path / "out", flip_norm_signs=True, layers="0")
+    role = "attn_branch_norm" if case == "olmo2" else "attn_norm"
+    facts = []
+    for folder in ("in", "out"):
+        layers = osm.inspect(tmp_path / folder).layers
+        facts.append([(norm.smallest, norm.largest) for layer in layers for norm in layer.norms if norm.role == role])
+    assert facts[1][0] == pytest.approx((-facts[0][0][1], -facts[0][0][0]), abs=1e-5)
+    assert facts[1][1:] == facts[0][1:]
+    assert result.layers[0].norm_signs_changed == 32
+    assert result.layers[0].moved == 0
+
+
+def test_h_is_scaled_and_nothing_else(bert, tmp_path):
+    folder, _, _ = bert
+    done = oversmooth("edit", folder, "--scale-h", "-0.5", "--out", tmp_path / "out", "--json")
+    result = osm.Control.from_dict(json.loads(done.stdout))
+    assert result.change == "H times -0.5"
+    for layer in result.layers:
+        before, after = (torch.tensor(s.eigenvalues, dtype=torch.float64) for s in (layer.before, layer.after))
+        wanted = torch.complex(*(-0.5 * before).T).abs().sort().values
+        torch.testing.assert_close(torch.complex(*after.T.contiguous()).abs().sort().values, wanted, rtol=0, atol=1e-5)
+        assert layer.moved == pytest.approx(1.5, abs=1e-4)
+        assert layer.constant_moved < 1e-5
+
+
+def test_an_interval_and_flipped_norms_can_be_combined(bert, tmp_path):
+    folder, _, _ = bert
+    done = oversmooth("edit", folder, "--interval", "-0.5", "0.5", "--flip-norm-signs", "--out", tmp_path / "out")
+    assert "[-0.5, 0.5]" in done.stdout
+    assert "signs of the norm" in done.stdout
+    assert_inside(osm.inspect(tmp_path / "out"), -0.5, 0.5)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "one of an interval, a scale of H or flipped norm signs"),
+        (("--sharpen", "--smooth"), "one of --sharpen, --smooth and --interval"),
+        (("--sharpen", "--scale-h", "2"), "one of an interval, a scale of H"),
+        (("--interval", "1", "0"), "the smaller one first"),
+        (("--sharpen", "--layers", "9"), "among 0, 1, 2"),
+        (("--sharpen", "--layers", "a-b"), "numbers and ranges such as 6-11,14"),
+        (("--sharpen", "--stack", "decoder"), "Unknown stack 'decoder'"),
+        (("--sharpen", "--basis", "diagonal"), "orthogonal or general"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_nothing_is_written(bert, tmp_path, arguments, words):
+    done = oversmooth("edit", bert[0], *arguments, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"bert"}
+
+
+def test_a_folder_that_holds_something_is_never_overwritten(bert, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    done = oversmooth("edit", bert[0], "--sharpen", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "not empty, and nothing is overwritten" in done.stderr
+    (tmp_path / "out" / "mine.txt").unlink()
+    assert oversmooth("edit", bert[0], "--sharpen", "--out", tmp_path / "out").returncode == 0  # an empty one is fine
+    with pytest.raises(NotWritable, match="there is no folder"):
+        edit(bert[0], tmp_path / "a" / "b", interval=(-1.0, 0.0))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotWritable, match="it is a file"):
+        edit(bert[0], tmp_path / "file", interval=(-1.0, 0.0))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_edit_leaves_nothing_behind(bert, tmp_path, error):
+    def interrupt(done: int, total: int) -> None:
+        raise error
+
+    with pytest.raises(error):
+        edit(bert[0], tmp_path / "out", interval=(-1.0, 0.0), progress=interrupt)
+    assert {path.name for path in tmp_path.iterdir()} == {"bert"}
+
+
+def test_a_folder_inside_the_checkpoint_may_be_the_destination(bert):
+    folder, _, _ = bert
+    edit(folder, folder / "sharp", interval=(-1.0, 0.0))
+    assert sorted(path.name for path in (folder / "sharp").iterdir()) == [
+        "1_Pooling",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+
+
+def test_a_read_only_checkpoint_can_be_edited(bert, tmp_path):
+    folder, _, _ = bert
+    (folder / "model.safetensors").chmod(0o444)
+    edit(folder, tmp_path / "out", interval=(-1.0, 0.0))
+    assert_inside(osm.inspect(tmp_path / "out"), -1.0, 0.0)
+
+
+def test_what_cannot_be_edited_says_why(bert, tmp_path):
+    with pytest.raises(CannotControl, match="not a folder or file on this machine"):
+        edit("nobody/nothing", tmp_path / "out", interval=(-1.0, 0.0))
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CannotControl, match="packed blocks"):
+        edit(tmp_path / "x.gguf", tmp_path / "out", interval=(-1.0, 0.0))
+    wide_t5().save_pretrained(tmp_path / "wide")
+    with pytest.raises(TooManyValueDirections):
+        edit(tmp_path / "wide", tmp_path / "out", interval=(-1.0, 0.0))
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(bert[0] / "model.safetensors", bare)
+    with pytest.raises(HeadsUnknown, match="each head owns a part"):
+        edit(bare, tmp_path / "out", interval=(-1.0, 0.0), model_type="bert")
+    edit(bare, tmp_path / "out", interval=(-1.0, 0.0), model_type="bert", n_heads=4)
+    with pytest.raises(OutOfRange):
+        edit(bert[0], tmp_path / "other")
