@@ -11,6 +11,7 @@ finds the nearest maps in the neighbourhood, typically a third closer. Either wa
 eigenvalues of one sign is far from what pretrained layers have. How far is reported, per layer and per head.
 """
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -71,8 +72,8 @@ class Form:
             raise OutOfRange("basis", self.basis, " or ".join(BASES))
         if self.max_condition is not None and self.basis != "general":
             raise OutOfRange("basis", self.basis, "general, for max_condition to have something to bound")
-        if not self.low < self.high:
-            raise OutOfRange("the interval", (self.low, self.high), "two numbers, the smaller one first")
+        if not -math.inf < self.low < self.high < math.inf:
+            raise OutOfRange("the interval", (self.low, self.high), "two finite numbers, the smaller one first")
 
 
 def fresh_eigenbasis(heads: Heads, form: Form, like: Tensor, generator: torch.Generator | None = None) -> Eigenbasis:
