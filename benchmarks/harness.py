@@ -4,6 +4,7 @@ A benchmark states its claim, asserts that both sides give the same answer, time
 and then asserts the claim, so that a failed claim leaves its numbers behind.
 """
 
+import ctypes
 import json
 import os
 import platform
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -23,12 +25,22 @@ RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parent.parent
 SEED = 0
 THREADS = 2
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Names of glibc's malloc.h."""
 
 
 def fix(threads: int = THREADS) -> None:
     """The same seed and number of threads in every run."""
     torch.manual_seed(SEED)
     torch.set_num_threads(threads)
+
+
+def keep_memory() -> None:
+    """Freed memory stays with the process (glibc only): else each step faults large tensors in again, by chance or not."""
+    with suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def best_seconds(alternatives: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:

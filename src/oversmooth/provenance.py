@@ -12,7 +12,7 @@ from oversmooth.results import Provenance
 PACKAGES = ("oversmooth", "torch", "numpy", "scipy", "safetensors", "transformers", "timm", "gguf")
 
 
-@cache  # reading the metadata of eight packages takes as long as measuring a layer
+@cache  # a search through every installed package, for facts that do not change
 def versions() -> tuple[tuple[str, str], ...]:
     """Versions of Python and of the packages whose code can change a number."""
     found = [("python", platform.python_version())]
