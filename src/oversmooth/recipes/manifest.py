@@ -69,7 +69,8 @@ class Manifest(BaseModel):
             "variant": self.variant,
             "seed": self.seed,
             "fraction": self.fraction,
-            "data": {key: value for key, value in self.data.items() if key != "source"},  # it may have moved
+            # The source may have moved, or an unreadable image in it may have been mended: the splits must be the same.
+            "data": {key: value for key, value in self.data.items() if not key.startswith("source")},
             "steps": self.steps,
         }
 
