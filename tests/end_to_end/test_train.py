@@ -231,6 +231,12 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(tmp_path, moment, co
     assert run.manifest.sessions[-1].from_step == expected.get((moment, count), 0 if moment == "step" else 21)
 
 
+def test_a_run_killed_while_it_wrote_its_first_file_can_be_resumed(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json.123.partial").write_text("{")
+    assert trained(tmp_path / "run", "training.epochs=0.1", resume=True).manifest.finished
+
+
 def _environment(**more):
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **more}

@@ -54,7 +54,7 @@ class Manifest(BaseModel):
     sessions: list[Session] = []
     finished: bool = False
     cost: dict[str, float] = {}
-    """Wall time over all sessions that ended, seconds per step, examples per second, share of the monitor."""
+    """Wall time over all sessions that ended, with monitor and evaluations; seconds per step and examples per second."""
     results: dict[str, float] = {}
 
     def write(self, folder: Path) -> None:

@@ -63,7 +63,7 @@ def is_first_process() -> bool:
 def require_place(asked: Asked) -> None:
     """Refuses a folder that holds another run, before data are loaded."""
     require_variant(asked.variant)
-    if not is_first_process() or ((asked.out / "manifest.json").is_file() and asked.resume):
+    if not is_first_process() or (asked.resume and _has_begun(asked.out)):
         return
     try:
         require_free(asked.out)
@@ -72,6 +72,12 @@ def require_place(asked: Asked) -> None:
             reason, advice = "it holds a run already", "Continue that run with --resume, or give a new folder."
             raise NotWritable(str(asked.out), reason, advice) from error
         raise
+
+
+def _has_begun(out: Path) -> bool:
+    """Whether a run was here, be it one that was killed while it wrote its first file."""
+    names = [entry.name for entry in out.iterdir()] if out.is_dir() else []
+    return "manifest.json" in names or (bool(names) and all(name.endswith(".partial") for name in names))
 
 
 def run(job: Job, asked: Asked, progress: Progress = no_progress) -> Run:
@@ -116,34 +122,34 @@ def _training_arguments(job: Job, asked: Asked) -> Any:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     hardware, rhythm, has_gpu = job.recipe.hardware, job.rhythm, torch.cuda.is_available()
     micro, parts = parts_of_a_batch(job.batch, processes, hardware.micro_batch)
-    return TrainingArguments(
-        output_dir=str(asked.out / "checkpoints"),
-        max_steps=job.steps,
-        per_device_train_batch_size=micro,
-        per_device_eval_batch_size=micro,
-        gradient_accumulation_steps=parts,
-        max_grad_norm=job.recipe.optimizer.clip_norm,
-        learning_rate=job.recipe.optimizer.learning_rate,
-        logging_steps=rhythm.log,
-        logging_nan_inf_filter=False,
-        eval_strategy="no" if job.evaluate is None else "steps",
-        eval_steps=rhythm.evaluate,
-        save_strategy="steps",
-        save_steps=rhythm.save,
-        seed=asked.seed,
-        bf16=hardware.precision == "bfloat16",
-        fp16=hardware.precision == "float16",
-        use_cpu=not has_gpu,
-        dataloader_drop_last=True,
-        dataloader_num_workers=hardware.workers,
-        dataloader_persistent_workers=hardware.workers > 0,
-        dataloader_pin_memory=has_gpu,
-        label_names=["labels"],
-        remove_unused_columns=False,
-        report_to="none",
-        disable_tqdm=True,
-        **job.trainer_arguments,
-    )
+    ours: dict[str, Any] = {
+        "output_dir": str(asked.out / "checkpoints"),
+        "max_steps": job.steps,
+        "per_device_train_batch_size": micro,
+        "per_device_eval_batch_size": micro,
+        "gradient_accumulation_steps": parts,
+        "max_grad_norm": job.recipe.optimizer.clip_norm,
+        "learning_rate": job.recipe.optimizer.learning_rate,
+        "logging_steps": rhythm.log,
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "no" if job.evaluate is None else "steps",
+        "eval_steps": rhythm.evaluate,
+        "save_strategy": "steps",
+        "save_steps": rhythm.save,
+        "seed": asked.seed,
+        "bf16": hardware.precision == "bfloat16",
+        "fp16": hardware.precision == "float16",
+        "use_cpu": not has_gpu,
+        "dataloader_drop_last": True,
+        "dataloader_num_workers": hardware.workers,
+        "dataloader_persistent_workers": hardware.workers > 0,
+        "dataloader_pin_memory": has_gpu,
+        "label_names": ["labels"],
+        "remove_unused_columns": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return TrainingArguments(**{**ours, **job.trainer_arguments})
 
 
 def parts_of_a_batch(batch: int, processes: int, micro_batch: int) -> tuple[int, int]:
@@ -172,7 +178,7 @@ def _manifest(job: Job, asked: Asked) -> tuple[Manifest, int | None]:
     )
     old = read_manifest(asked.out) if asked.resume else None
     if old is None:
-        (asked.out / "checkpoints").mkdir(parents=True, exist_ok=True)
+        asked.out.mkdir(exist_ok=True)
         return new, None
     if difference := first_difference(old.identity, new.identity):
         key, was, now = difference
