@@ -106,7 +106,7 @@ def run(job: Job, asked: Asked, progress: Progress = no_progress) -> Run:
     results = _evaluated(job, trainer)
     if arguments.process_index == 0:
         analysis = _written(job, asked, trainer)
-        _finish(manifest, job, trainer, seconds, results, last or 0)
+        _finish(manifest, job, trainer, seconds, results)
         manifest.write(asked.out)
     trainer.accelerator.wait_for_everyone()
     return Run(manifest=manifest, results=results, analysis=analysis if arguments.process_index == 0 else None)
@@ -149,7 +149,10 @@ def _training_arguments(job: Job, asked: Asked) -> Any:
         "report_to": "none",
         "disable_tqdm": True,
     }
-    return TrainingArguments(**{**ours, **job.trainer_arguments})
+    arguments = TrainingArguments(**{**ours, **job.trainer_arguments})
+    if arguments.n_gpu > 1:  # one process uses one GPU; torch's DataParallel would multiply the batch
+        arguments._n_gpu = 1
+    return arguments
 
 
 def parts_of_a_batch(batch: int, processes: int, micro_batch: int) -> tuple[int, int]:
@@ -266,7 +269,7 @@ def _written(job: Job, asked: Asked, trainer: Any) -> Analysis:
     return analysis
 
 
-def _finish(manifest: Manifest, job: Job, trainer: Any, seconds: float, results: Numbers, first: int) -> None:
+def _finish(manifest: Manifest, job: Job, trainer: Any, seconds: float, results: Numbers) -> None:
     session = manifest.sessions[-1]
     session.to_step, session.seconds = trainer.state.global_step, round(seconds, 3)
     ended = [each for each in manifest.sessions if each.seconds is not None and each.to_step is not None]
