@@ -20,6 +20,7 @@ from oversmooth.results import Analysis
 from oversmooth.threads import one_thread
 from tests.cifar_files import cifar_arrays, write_cifar100, write_folder
 from tests.command_line import oversmooth
+from tests.real_data import real_data
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = (
@@ -341,6 +342,40 @@ def test_cifar100_trains_end_to_end_from_its_archive(tmp_path, cifar):
     mean = sum(results[name] for name in kinds) / 15
     assert results["corruption_accuracy"] == pytest.approx(mean)
     assert osm.inspect(str(tmp_path / "run" / "model")).layers[0].plain.min_real > -1e-5
+
+
+@pytest.mark.slow
+def test_real_images_are_learned_from_parquet(tmp_path):
+    """A tenth of CIFAR-10's 10,000 images, two epochs: better than chance, and repeatable."""
+    data, recipe = real_data("cifar10"), ROOT / "benchmarks" / "cifar10_small.toml"
+    settings = ("training.epochs=2", "training.warmup_epochs=0.5", "evaluation.corruptions=false", "training.batch=32")
+    runs = [
+        train(Asked(name=str(recipe), out=tmp_path / name, overrides=settings, fraction=0.1, seed=1), str(data))
+        for name in ("first", "again")
+    ]
+    assert runs[0].manifest.data["train"]["images"] == 1000
+    assert runs[0].manifest.data["test"]["images"] == 2000
+    assert runs[0].results["eval_accuracy"] > 0.15
+    assert runs[0].results == runs[1].results
+
+
+@pytest.mark.slow
+def test_real_photographs_are_augmented_as_for_imagenet(tmp_path):
+    """The recipe of ImageNet on a folder of photographs, its model made small."""
+    photographs = real_data("images")  # one of each class, so the same for training and test
+    for split in ("train", "val"):
+        (tmp_path / split).symlink_to(photographs)
+    classes = len([entry for entry in photographs.iterdir() if entry.is_dir()])
+    settings = (f"data.classes={classes}", "model.width=48", "model.depth=2", "training.batch=8")
+    settings += (
+        "training.epochs=1",
+        "hardware.precision=float32",
+        "hardware.workers=0",
+        "evaluation.corruptions=false",
+    )
+    run = train(Asked(name="imagenet-deit-ti", out=tmp_path / "run", overrides=settings), str(tmp_path))
+    assert run.manifest.finished
+    assert "eval_average_accuracy" in run.results
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
