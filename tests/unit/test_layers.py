@@ -14,6 +14,10 @@ ROOT = Path(oversmooth.__file__).parent
 LEVELS = (
     (
         "errors",
+        "progress_bars",
+        "recipes",
+        "recipes.schedule",
+        "recipes.vision",
         "torchvision_compat",
         "threads",
         "models",
@@ -23,9 +27,36 @@ LEVELS = (
         "theory.agreement",
         "theory.arnoldi",
     ),
-    ("results.base", "writing", "metrics", "models.architecture", "models.files", "models.embedded", "theory.radius"),
-    ("results.inspection", "results.measurement", "results.verification", "models.families"),
-    ("results.prediction", "results.control", "models.identify", "control.eigenbasis", "control.attention_calls"),
+    (
+        "results.base",
+        "writing",
+        "metrics",
+        "models.architecture",
+        "models.files",
+        "models.embedded",
+        "theory.radius",
+        "recipes.schema",
+        "recipes.vision.images",
+        "recipes.vision.cifar_archive",
+        "recipes.vision.corruptions",
+    ),
+    (
+        "results.inspection",
+        "results.measurement",
+        "results.verification",
+        "models.families",
+        "recipes.vision.settings",
+        "recipes.vision.splits",
+    ),
+    (
+        "results.prediction",
+        "results.control",
+        "models.identify",
+        "control.eigenbasis",
+        "control.attention_calls",
+        "recipes.vision.data",
+        "recipes.vision.model",
+    ),
     ("results.analysis", "control.parametrizations", "control.projection", "control.rules"),
     ("results",),
     ("models.store", "models.safetensors_store", "models.pickle_store", "models.gguf_store", "models.module_store"),
@@ -43,12 +74,25 @@ LEVELS = (
         "control.apply",
         "control.baselines",
     ),
-    ("data", "theory.asymptotics", "verdicts", "control.edit"),
-    ("running", "report", "report.features", "report.static", "report.training", "report.theory", "theory.sample"),
-    ("measure", "prediction_summary", "report.compare", "report.page"),
+    ("data", "theory.asymptotics", "verdicts", "control.edit", "recipes.job", "recipes.manifest", "recipes.variants"),
+    (
+        "running",
+        "report",
+        "report.features",
+        "report.static",
+        "report.training",
+        "report.theory",
+        "theory.sample",
+        "recipes.trainer",
+        "recipes.vision.draws",
+    ),
+    ("measure", "prediction_summary", "report.compare", "report.page", "recipes.vision.augment"),
     ("monitor", "prediction_run"),
     ("predict", "trainer_callback"),
     ("analyze",),
+    ("recipes.runner",),
+    ("recipes.kinds",),
+    ("recipes.vision.kind", "commands_train"),
     ("",),  # the package itself: the public names
     ("cli",),
 )
@@ -63,7 +107,16 @@ CONVENIENCE = {
 }
 """The one step upwards: `analysis.save_html(path)`, inside a function, because users look for it there."""
 MODEL_LIBRARIES = ("transformers", "timm")
-MAY_IMPORT_THEM = ("models.source", "models.live", "data", "trainer_callback")
+MAY_IMPORT_THEM = (
+    "models.source",
+    "models.live",
+    "data",
+    "trainer_callback",
+    "recipes.trainer",
+    "recipes.runner",
+    "recipes.vision.augment",
+    "recipes.vision.model",
+)
 
 
 def module_name(file: Path) -> str:
