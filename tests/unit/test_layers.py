@@ -22,6 +22,9 @@ LEVELS = (
         "theory",
         "theory.agreement",
         "theory.arnoldi",
+        "recipes",
+        "recipes.language",
+        "recipes.language.crammed_bert",
     ),
     ("results.base", "writing", "metrics", "models.architecture", "models.files", "models.embedded", "theory.radius"),
     ("results.inspection", "results.measurement", "results.verification", "models.families"),
@@ -64,6 +67,8 @@ CONVENIENCE = {
 """The one step upwards: `analysis.save_html(path)`, inside a function, because users look for it there."""
 MODEL_LIBRARIES = ("transformers", "timm")
 MAY_IMPORT_THEM = ("models.source", "models.live", "data", "trainer_callback")
+MODEL_CODE = ("recipes.language.crammed_bert",)
+"""Model classes, which derive from transformers' own when they are defined; imported inside functions only."""
 
 
 def module_name(file: Path) -> str:
@@ -101,7 +106,8 @@ def misplaced_model_libraries(module: str, text: str) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [name for name in imports(node) if name.split(".")[0] in MODEL_LIBRARIES]
-            allowed = id(node) in lazy and module.removeprefix(f"{PACKAGE}.") in MAY_IMPORT_THEM
+            short = module.removeprefix(f"{PACKAGE}.")
+            allowed = short in MODEL_CODE or (id(node) in lazy and short in MAY_IMPORT_THEM)
             found += [] if allowed else names
     return found
 
