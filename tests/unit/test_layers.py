@@ -25,9 +25,20 @@ LEVELS = (
         "recipes",
         "recipes.language",
         "recipes.language.crammed_bert",
+        "recipes.language.wordpiece",
     ),
-    ("results.base", "writing", "metrics", "models.architecture", "models.files", "models.embedded", "theory.radius"),
-    ("results.inspection", "results.measurement", "results.verification", "models.families"),
+    (
+        "results.base",
+        "writing",
+        "metrics",
+        "models.architecture",
+        "models.files",
+        "models.embedded",
+        "theory.radius",
+        "recipes.language.documents",
+        "recipes.language.packing",
+    ),
+    ("recipes.language.corpus", "results.inspection", "results.measurement", "results.verification", "models.families"),
     ("results.prediction", "results.control", "models.identify", "control.eigenbasis", "control.attention_calls"),
     ("results.analysis", "control.parametrizations", "control.projection", "control.rules"),
     ("results",),
@@ -66,7 +77,10 @@ CONVENIENCE = {
 }
 """The one step upwards: `analysis.save_html(path)`, inside a function, because users look for it there."""
 MODEL_LIBRARIES = ("transformers", "timm")
-MAY_IMPORT_THEM = ("models.source", "models.live", "data", "trainer_callback")
+MAY_IMPORT_THEM = (
+    *("models.source", "models.live", "data", "trainer_callback"),
+    *("recipes.language.wordpiece",),
+)
 MODEL_CODE = ("recipes.language.crammed_bert",)
 """Model classes, which derive from transformers' own when they are defined; imported inside functions only."""
 

@@ -177,11 +177,13 @@ class CrammedBertPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Normal with standard deviation 0.02, norms at one; transformers builds on the meta device, so also tables."""
         std = self.config.initializer_range
-        if isinstance(module, nn.Linear | nn.Embedding):
+        if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=std)
-            if getattr(module, "bias", None) is not None:
+            if module.bias is not None:
                 nn.init.zeros_(module.bias)
-            if getattr(module, "padding_idx", None) is not None:
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+            if module.padding_idx is not None:
                 nn.init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
@@ -205,7 +207,7 @@ class CrammedBertModel(CrammedBertPreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings.word_embeddings
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.embeddings.word_embeddings = value
 
     def forward(
