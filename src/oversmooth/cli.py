@@ -2,14 +2,15 @@
 
 import io
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oversmooth.commands_train import train
 from oversmooth.errors import BrokenFile, OutOfRange, OversmoothError
+from oversmooth.progress_bars import one_bar as _progress
+from oversmooth.progress_bars import stages as _stages
 from oversmooth.writing import require_writable, write_whole
 
 if TYPE_CHECKING:
@@ -394,39 +395,14 @@ def architectures(json: Json = False) -> None:
     tables.show_architectures(ARCHITECTURES.values(), REFUSED)
 
 
+app.command()(train)
+
+
 def _embedded_default() -> str:
     """The folder of the small pretrained model that comes from the package index."""
     from oversmooth.models.embedded import minilm_folder
 
     return str(minilm_folder())
-
-
-@contextmanager
-def _progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    with _stages() as stage:
-        yield stage(label)
-
-
-@contextmanager
-def _stages() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """One bar per stage on stderr, only where a person watches."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns: tuple[Any, ...] = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-
-        def stage(name: str) -> Callable[[int, int], None]:
-            task = bar.add_task(name, total=None)
-            return lambda done, total: bar.update(task, completed=done, total=total or None)
-
-        yield stage
 
 
 def main() -> None:

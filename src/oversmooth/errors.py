@@ -232,3 +232,30 @@ class CannotControl(OversmoothError):
 
     def __init__(self, intervention: str, where: str, reason: str, alternative: str):
         super().__init__(f"{intervention} cannot be applied to {where}: {reason}.\n{alternative}")
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+class BadRecipe(OversmoothError):
+    def __init__(self, recipe: str, key: str, expected: str, found: str):
+        super().__init__(
+            f"The recipe {recipe} cannot be used: {key} must be {expected}; got {found}.\n"
+            "Correct it in the file, or with --set KEY=VALUE."
+        )
+
+
+class CannotResume(OversmoothError):
+    def __init__(self, folder: str, reason: str, advice: str):
+        super().__init__(f"The run in {folder!r} cannot be resumed: {reason}.\n{advice}")
+
+
+class TrainingStopped(OversmoothError):
+    """Something outside of the model ended a run; what was saved before is whole."""
+
+    def __init__(self, step: int, reason: str, saved: int | None):
+        kept = "No checkpoint was saved yet" if saved is None else f"The checkpoint of step {saved} is whole"
+        super().__init__(
+            f"Training stopped after step {step}: {reason.rstrip('.')}.\n"
+            f"{kept}; run the same command with --resume once that is mended."
+        )

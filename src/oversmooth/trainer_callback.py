@@ -39,7 +39,7 @@ def smoothing_callback(
     metrics: Choice | Iterable[Choice] = MONITOR_METRICS,
     file: str | Path | None = None,
 ) -> "TrainerCallback":
-    """A callback that measures `batches` before training and every `every` steps.
+    """A callback that measures `batches` before training, every `every` steps, and at the end.
 
     The numbers go to whatever the Trainer reports to (TensorBoard, W&B, ...), to its `log_history`, and to a JSONL
     `file` that `oversmooth report --run FILE` turns into curves over training.
@@ -54,10 +54,17 @@ def smoothing_callback(
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
             self.reporters = tuple(c for c in _siblings() if c is not self and type(c).__name__ not in PRINTERS)
             self.monitor = Monitor(getattr(model, "module", model), batches, every=every, metrics=metrics, file=file)
-            self._measure(args, state, control)
+            self._measure_when_due(args, state, control)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step % every == 0:
+            self._measure_when_due(args, state, control)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step % every:
+                self._measure(args, state, control)
+
+        def _measure_when_due(self, args: Any, state: Any, control: Any) -> None:
+            if state.global_step % every == 0:  # a resumed run begins between two measurements
                 self._measure(args, state, control)
 
         def _measure(self, args: Any, state: Any, control: Any) -> None:

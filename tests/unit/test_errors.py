@@ -79,6 +79,18 @@ EXAMPLES = {
         ("sharpen", "layer 2", "it has a bias", "Use smooth."),
         ("sharpen cannot be applied to layer 2: it has a bias", "Use smooth."),
     ),
+    "BadRecipe": (
+        ("digits", "training.batch", "greater than 0", "-1"),
+        ("recipe digits", "training.batch must be greater than 0", "got -1", "--set KEY=VALUE"),
+    ),
+    "CannotResume": (
+        ("out", "seed was 0 and is now 1", "Train in a new folder."),
+        ("run in 'out' cannot be resumed", "seed was 0", "Train in a new folder."),
+    ),
+    "TrainingStopped": (
+        (7, "the disk is full", 5),
+        ("stopped after step 7", "the disk is full", "checkpoint of step 5 is whole", "--resume"),
+    ),
 }
 """Class name to arguments and to pieces that its text must have."""
 

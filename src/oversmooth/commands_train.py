@@ -1,0 +1,58 @@
+"""`oversmooth train`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oversmooth.progress_bars import one_bar
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe, or a TOML file.", show_default=False)],
+    variant: Annotated[
+        str, typer.Option(help="vanilla, sharpen, smooth, or a baseline: attnscale, featscale, neutreno, ...")
+    ] = "vanilla",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key: section.key=value; can be repeated.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Archive, folder or hub id to train on; without it: what the recipe names.", metavar="PATH"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; without it: RECIPE-VARIANT-seedN here.", show_default=False)
+    ] = None,
+    fraction: Annotated[float, typer.Option(help="Train on this share of every class.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.", min=0)] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint of the folder.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Train a model by a recipe, from a seed to an ordinary checkpoint with its analysis."""
+    import shlex
+    import sys
+
+    from oversmooth.recipes.kinds import train as train_
+    from oversmooth.recipes.runner import Asked, is_first_process
+
+    folder = out or Path(f"{Path(recipe).stem}-{variant}-seed{seed}")
+    asked = Asked(
+        name=recipe,
+        out=folder,
+        variant=variant,
+        seed=seed,
+        fraction=fraction,
+        overrides=tuple(set_ or ()),
+        resume=resume,
+        command=shlex.join(["oversmooth", *sys.argv[1:]]),
+    )
+    with one_bar("Training steps") as progress:
+        finished = train_(asked, data, progress)
+    if not is_first_process():
+        return
+    if json:
+        typer.echo(finished.manifest.model_dump_json(indent=2))
+        return
+    for name, value in finished.results.items():
+        typer.echo(f"{name} {value:.4f}")
+    typer.echo(f"run: {folder.absolute()}")

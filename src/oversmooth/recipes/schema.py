@@ -1,0 +1,146 @@
+"""What a recipe is: sections that every kind shares, how one is found, read, overridden and refused.
+
+A kind (`recipes/vision`, `recipes/language`) derives its own model from `Recipe` and adds sections. Keys are words; a
+recipe that has a key too many, a value out of range or a word that is not allowed is refused with that key.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from oversmooth.errors import BadRecipe, BrokenFile, OutOfRange, UnknownName
+
+SHIPPED = Path(__file__).parent
+NOT = ", not "
+"""Between what a validator of several keys expects and what it found."""
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """A table of a recipe: frozen, and without keys that nobody reads."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Optimizer(Section):
+    """AdamW."""
+
+    learning_rate: Annotated[float, Field(gt=0)]
+    weight_decay: Annotated[float, Field(ge=0)]
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    clip_norm: Annotated[float, Field(ge=0)] = 0.0
+    """Largest norm of all gradients together; 0 does not clip."""
+
+
+class Hardware(Section):
+    """What does not change the result beyond rounding."""
+
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    workers: Annotated[int, Field(ge=0)] = 0
+    """Processes that prepare data, for each training process."""
+    micro_batch: Annotated[int, Field(ge=0)] = 0
+    """Examples that fit on one device at once; the rest of the batch is accumulated. 0: the whole share at once."""
+
+
+class VariantOptions(Section):
+    """How `--variant sharpen` and `smooth` are applied."""
+
+    basis: Literal["orthogonal", "general"] = "orthogonal"
+    positive_norms: bool = False
+
+
+class Recipe(Section):
+    """What recipes of every kind have."""
+
+    kind: str
+    budget: Text
+    """What a run costs, in words."""
+    expected: Text
+    """The result to expect, and where that is known from."""
+    optimizer: Optimizer
+    hardware: Hardware = Hardware()
+    variant: VariantOptions = VariantOptions()
+
+
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
+
+
+# --- finding and reading --------------------------------------------------------------------------------------------
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Names of the recipes that come with the package, and their files."""
+    return {path.stem: path for path in sorted(SHIPPED.rglob("*.toml"))}
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """The tables of a shipped recipe, or of a file of the user's own."""
+    path = Path(name)
+    known = shipped_recipes()
+    if path.suffix != ".toml" and name not in known:
+        raise UnknownName("recipe", name, [*known, "or a file that ends in .toml"])
+    path = known.get(name, path)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BrokenFile(str(path), "a recipe", error.strerror or str(error), "Check the path.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BrokenFile(str(path), "a recipe in TOML", str(error), "Correct that place.") from error
+
+
+def overridden(tables: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """The tables with every `section.key=value` put in; values are written as in TOML, words without quotes."""
+    changed: dict[str, Any] = {key: dict(value) if isinstance(value, dict) else value for key, value in tables.items()}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise OutOfRange("--set", setting, "section.key=value, such as training.epochs=10")
+        *sections, last = key.strip().split(".")
+        table = changed
+        for section in sections:
+            table = table.setdefault(section, {})
+            if not isinstance(table, dict):
+                raise OutOfRange("--set", setting, f"section.key=value; {section!r} is no section")
+        table[last] = _value(text.strip())
+    return changed
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parsed(model: type[AnyRecipe], tables: Mapping[str, Any], where: str) -> AnyRecipe:
+    """The recipe, or the first thing that is wrong with it: the key, the value and what is allowed."""
+    try:
+        return model.model_validate(dict(tables))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise UnknownName(f"key of the recipe {where}", key, _keys(model)) from error
+        if first["type"] == "missing":
+            raise BadRecipe(where, key, "given", "nothing") from error
+        if first["type"] == "value_error":  # several keys that do not fit each other: the text names them
+            expected, _, found = str(first["ctx"]["error"]).partition(NOT)
+            raise BadRecipe(where, key or "the whole", expected, found) from error
+        expected = str(first["msg"]).removeprefix("Input should be ")
+        raise BadRecipe(where, key, expected, repr(first["input"])) from error
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every key of a recipe, with its sections."""
+    found = []
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        is_section = isinstance(inner, type) and issubclass(inner, BaseModel)
+        found += _keys(inner, f"{prefix}{name}.") if is_section else [f"{prefix}{name}"]  # type: ignore[arg-type]
+    return found

@@ -1,0 +1,1 @@
+"""Image classification: the recipes of CIFAR-100, ImageNet and handwritten digits."""
