@@ -30,6 +30,9 @@ LEVELS = (
         "recipes.language",
         "recipes.language.crammed_bert",
         "recipes.language.wordpiece",
+        "recipes.language.budget",
+        "recipes.language.superglue",
+        "recipes.language.superglue.tasks",
     ),
     (
         "results.base",
@@ -42,6 +45,11 @@ LEVELS = (
         "recipes.schema",
         "recipes.language.documents",
         "recipes.language.packing",
+        "recipes.language.masking",
+        "recipes.language.embedded_text",
+        "recipes.language.superglue.scoring",
+        "recipes.language.superglue.reading",
+        "recipes.language.superglue.encoding",
         "recipes.vision.images",
         "recipes.vision.cifar_archive",
         "recipes.vision.corruptions",
@@ -54,6 +62,8 @@ LEVELS = (
         "recipes.vision.settings",
         "recipes.vision.splits",
         "recipes.language.corpus",
+        "recipes.language.settings",
+        "recipes.language.superglue.submission",
     ),
     (
         "results.prediction",
@@ -63,8 +73,15 @@ LEVELS = (
         "control.attention_calls",
         "recipes.vision.data",
         "recipes.vision.model",
+        "recipes.language.sequences",
     ),
-    ("results.analysis", "control.parametrizations", "control.projection", "control.rules"),
+    (
+        "results.analysis",
+        "control.parametrizations",
+        "control.projection",
+        "control.rules",
+        "recipes.language.cramming_trainer",
+    ),
     ("results",),
     ("models.store", "models.safetensors_store", "models.pickle_store", "models.gguf_store", "models.module_store"),
     ("spectra", "tables", "report.blocks", "report.words"),
@@ -80,6 +97,7 @@ LEVELS = (
         "theory.what_if",
         "control.apply",
         "control.baselines",
+        "recipes.language.superglue.classifier",
     ),
     ("data", "theory.asymptotics", "verdicts", "control.edit", "recipes.job", "recipes.manifest", "recipes.variants"),
     (
@@ -98,8 +116,9 @@ LEVELS = (
     ("predict", "trainer_callback"),
     ("analyze",),
     ("recipes.runner",),
-    ("recipes.kinds",),
-    ("recipes.vision.kind", "commands_train"),
+    ("recipes.kinds", "recipes.language.superglue.job"),
+    ("recipes.vision.kind", "recipes.language.kind", "recipes.language.superglue.finetune", "commands_train"),
+    ("commands_finetune",),
     ("",),  # the package itself: the public names
     ("cli",),
 )
@@ -124,6 +143,8 @@ MAY_IMPORT_THEM = (
     "recipes.vision.augment",
     "recipes.vision.model",
     "recipes.language.wordpiece",
+    "recipes.language.cramming_trainer",
+    "recipes.language.superglue.classifier",
 )
 MODEL_CODE = ("recipes.language.crammed_bert",)
 """Model classes, which derive from transformers' own when they are defined; imported inside functions only."""

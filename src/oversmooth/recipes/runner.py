@@ -116,34 +116,34 @@ def _training_arguments(job: Job, asked: Asked) -> Any:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     hardware, rhythm, has_gpu = job.recipe.hardware, job.rhythm, torch.cuda.is_available()
     micro, parts = parts_of_a_batch(job.batch, processes, hardware.micro_batch)
-    return TrainingArguments(
-        output_dir=str(asked.out / "checkpoints"),
-        max_steps=job.steps,
-        per_device_train_batch_size=micro,
-        per_device_eval_batch_size=micro,
-        gradient_accumulation_steps=parts,
-        max_grad_norm=job.recipe.optimizer.clip_norm,
-        learning_rate=job.recipe.optimizer.learning_rate,
-        logging_steps=rhythm.log,
-        logging_nan_inf_filter=False,
-        eval_strategy="no" if job.evaluate is None else "steps",
-        eval_steps=rhythm.evaluate,
-        save_strategy="steps",
-        save_steps=rhythm.save,
-        seed=asked.seed,
-        bf16=hardware.precision == "bfloat16",
-        fp16=hardware.precision == "float16",
-        use_cpu=not has_gpu,
-        dataloader_drop_last=True,
-        dataloader_num_workers=hardware.workers,
-        dataloader_persistent_workers=hardware.workers > 0,
-        dataloader_pin_memory=has_gpu,
-        label_names=["labels"],
-        remove_unused_columns=False,
-        report_to="none",
-        disable_tqdm=True,
-        **job.trainer_arguments,
-    )
+    settings: dict[str, Any] = {
+        "output_dir": str(asked.out / "checkpoints"),
+        "max_steps": job.steps,
+        "per_device_train_batch_size": micro,
+        "per_device_eval_batch_size": micro,
+        "gradient_accumulation_steps": parts,
+        "max_grad_norm": job.recipe.optimizer.clip_norm,
+        "learning_rate": job.recipe.optimizer.learning_rate,
+        "logging_steps": rhythm.log,
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "no" if job.evaluate is None else "steps",
+        "eval_steps": rhythm.evaluate,
+        "save_strategy": "steps",
+        "save_steps": rhythm.save,
+        "seed": asked.seed,
+        "bf16": hardware.precision == "bfloat16",
+        "fp16": hardware.precision == "float16",
+        "use_cpu": not has_gpu,
+        "dataloader_drop_last": True,
+        "dataloader_num_workers": hardware.workers,
+        "dataloader_persistent_workers": hardware.workers > 0,
+        "dataloader_pin_memory": has_gpu,
+        "label_names": ["labels"],
+        "remove_unused_columns": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return TrainingArguments(**settings | dict(job.trainer_arguments))
 
 
 def parts_of_a_batch(batch: int, processes: int, micro_batch: int) -> tuple[int, int]:
