@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from oversmooth.recipes.vision.corruptions import Corruption
 from oversmooth.recipes.vision.draws import Draw, drawn_from
 from oversmooth.recipes.vision.settings import VisionRecipe
 from oversmooth.recipes.vision.splits import Split
@@ -47,21 +48,22 @@ def training_transform(recipe: VisionRecipe) -> Transform:
     return transform
 
 
-def evaluation_transform(recipe: VisionRecipe) -> Transform:
-    """Resized so that the crop is `crop_ratio` of it, cut out of the middle."""
+def evaluation_transform(recipe: VisionRecipe) -> tuple[Any, Transform]:
+    """Resized so that the crop is `crop_ratio` of it and cut out of the middle; then normalised."""
     ensure_torchvision()
     from timm.data import create_transform
+    from torchvision import transforms
 
     size = recipe.data.image_size
-    transform: Transform = create_transform(
+    steps = create_transform(
         (recipe.data.channels, size, size),
         is_training=False,
         crop_pct=recipe.evaluation.crop_ratio,
         interpolation="bicubic",
         mean=tuple(recipe.data.mean),
         std=tuple(recipe.data.std),
-    )
-    return transform
+    ).transforms
+    return transforms.Compose(steps[:-2]), transforms.Compose(steps[-2:])
 
 
 class TrainingImages(Dataset[dict[str, Any]]):
@@ -84,11 +86,11 @@ class TrainingImages(Dataset[dict[str, Any]]):
 
 
 class EvaluationImages(Dataset[dict[str, Any]]):
-    """Images as they are."""
+    """Images as they are, or corrupted at the size at which the model sees them."""
 
-    def __init__(self, split: Split, recipe: VisionRecipe):
-        self.split, self.mode = split, mode_of(recipe)
-        self.transform = evaluation_transform(recipe)
+    def __init__(self, split: Split, recipe: VisionRecipe, corruption: Corruption | None = None):
+        self.split, self.mode, self.corruption = split, mode_of(recipe), corruption
+        self.sized, self.normalised = evaluation_transform(recipe)
 
     def __len__(self) -> int:
         return len(self.split)
@@ -96,7 +98,10 @@ class EvaluationImages(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         position = self.split.positions[index]
         image = self.split.images.image(position).convert(self.mode)
-        return {"pixels": self.transform(image), "label": self.split.images.labels[position]}
+        image = self.sized(image)
+        if self.corruption is not None:
+            image = self.corruption(image, position)
+        return {"pixels": self.normalised(image), "label": self.split.images.labels[position]}
 
 
 def mode_of(recipe: VisionRecipe) -> str:

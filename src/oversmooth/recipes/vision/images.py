@@ -3,7 +3,7 @@
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy
 from PIL import Image, UnidentifiedImageError
@@ -11,6 +11,7 @@ from PIL import Image, UnidentifiedImageError
 from oversmooth.errors import UnreadableData
 
 
+@runtime_checkable
 class Images(Protocol):
     """A sequence of images and their labels."""
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from oversmooth.errors import OutOfRange
-from oversmooth.recipes.job import Job, Numbers, Rhythm
+from oversmooth.recipes.job import Evaluate, Job, Numbers, Rhythm
 from oversmooth.recipes.kinds import Kind
 from oversmooth.recipes.runner import Asked, parts_of_a_batch
 from oversmooth.recipes.schedule import warm_cosine
@@ -23,10 +23,12 @@ from oversmooth.recipes.vision.augment import (
     evaluation_batch,
     save_grid,
 )
-from oversmooth.recipes.vision.data import load_splits, require_trainable
+from oversmooth.recipes.vision.corruptions import KINDS, SEVERITIES, Corruption
+from oversmooth.recipes.vision.data import Splits, load_splits, require_trainable
 from oversmooth.recipes.vision.draws import DrawSampler
 from oversmooth.recipes.vision.model import build_model, decays, save_model
 from oversmooth.recipes.vision.settings import VisionRecipe, Watch
+from oversmooth.recipes.vision.splits import Split, share
 
 
 def vision_job(recipe: Recipe, data: str | None, asked: Asked) -> Job:
@@ -60,6 +62,7 @@ def vision_job(recipe: Recipe, data: str | None, asked: Asked) -> Job:
         metrics=accuracy,
         decays=decays,
         ema_decay=recipe.training.ema_decay or None,
+        final=partial(_judged, recipe, splits),
         preview=partial(_save_first_batch, recipe, training, sampler, collate),
         facts=splits.facts,
     )
@@ -116,6 +119,28 @@ def soft_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def accuracy(predicted: Any) -> Numbers:
     """Share of images whose largest logit is the right one."""
     return {"accuracy": float((predicted.predictions.argmax(-1) == predicted.label_ids).mean())}
+
+
+def _judged(recipe: VisionRecipe, splits: Splits, evaluate: Evaluate) -> Numbers:
+    """Accuracy on the test split where another one was watched, and on corrupted test images where that is asked for."""
+    found: Numbers = {}
+    if splits.validation is not None:
+        found |= evaluate(EvaluationImages(splits.test, recipe), "test")
+    if recipe.evaluation.corruptions:
+        count = recipe.evaluation.corruption_images or len(splits.test)
+        some = share(splits.test, min(1.0, count / len(splits.test)), recipe.data.split_seed)
+        found |= _robustness(recipe, some, evaluate)
+    return found
+
+
+def _robustness(recipe: VisionRecipe, test: Split, evaluate: Evaluate) -> Numbers:
+    """Accuracy on corrupted images: of every kind over its severities, and the mean of all kinds."""
+    found = {}
+    for kind in KINDS:
+        seen = [EvaluationImages(test, recipe, Corruption(kind, severity)) for severity in SEVERITIES]
+        right = [evaluate(images, "corrupted")["corrupted_accuracy"] for images in seen]
+        found[f"corruption/{kind}"] = sum(right) / len(right)
+    return {"corruption_accuracy": sum(found.values()) / len(found), **found}
 
 
 def _save_first_batch(
