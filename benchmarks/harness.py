@@ -70,8 +70,8 @@ def write(name: str, *, claim: str, ours: str, alternative: str, ratio: float, n
         "seed": SEED,
         "threads": THREADS,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": _commit(),
-        "machine": _machine(),
+        "commit": commit(),
+        "machine": machine(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
     }
     path = RESULTS / f"{name}.json"
@@ -91,7 +91,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit that was measured, with a `+` where files differ from it."""
 
     def git(*arguments: str) -> str:
@@ -104,7 +104,7 @@ def _commit() -> str:
         return "unknown"
 
 
-def _machine() -> str:
+def machine() -> str:
     cpu = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

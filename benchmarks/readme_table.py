@@ -23,6 +23,8 @@ def table(results: Path = RESULTS) -> str:
     machines = set()
     for path in sorted(results.glob("*.json")):
         result = json.loads(path.read_text())
+        if "claim" not in result:  # tables of training runs have pages of their own
+            continue
         machines.add(f"{result['machine']}, {result['threads']} threads")
         cells = [result["claim"], result["ours"], result["alternative"], f"{result['ratio']:.3g}"]
         link = f"[{path.stem}](benchmarks/results/{path.name})"

@@ -9,7 +9,13 @@ from oversmooth.progress_bars import one_bar
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe, or a TOML file.", show_default=False)],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help="digits, cifar100, cifar100-deep, imagenet-deit-ti, imagenet-deit-s, ... or a TOML file.",
+            show_default=False,
+        ),
+    ],
     variant: Annotated[
         str, typer.Option(help="vanilla, sharpen, smooth, or a baseline: attnscale, featscale, neutreno, ...")
     ] = "vanilla",

@@ -46,7 +46,6 @@ LEVELS = (
         "recipes.language.documents",
         "recipes.language.packing",
         "recipes.language.masking",
-        "recipes.language.embedded_text",
         "recipes.language.superglue.scoring",
         "recipes.language.superglue.reading",
         "recipes.language.superglue.encoding",
@@ -63,6 +62,7 @@ LEVELS = (
         "recipes.vision.splits",
         "recipes.language.corpus",
         "recipes.language.settings",
+        "recipes.language.embedded_text",
         "recipes.language.superglue.submission",
     ),
     (
@@ -144,6 +144,7 @@ MAY_IMPORT_THEM = (
     "recipes.vision.model",
     "recipes.language.wordpiece",
     "recipes.language.cramming_trainer",
+    "recipes.language.kind",
     "recipes.language.superglue.classifier",
 )
 MODEL_CODE = ("recipes.language.crammed_bert",)

@@ -48,6 +48,13 @@ def test_an_epoch_has_every_image_once_in_another_order_each_time(count):
     assert count < 7 or [index for index, _ in first] != [index for index, _ in second]
 
 
+def test_an_epoch_ends_with_its_last_whole_batch():
+    sampler = DrawSampler(50, seed=1, batch=16)
+    assert len(list(sampler)) == len(sampler) == 48
+    sampler.epoch = 2
+    assert next(iter(sampler))[1] == 96
+
+
 def test_the_order_belongs_to_the_seed_and_the_epoch():
     assert list(DrawSampler(50, seed=1)) == list(DrawSampler(50, seed=1))
     assert list(DrawSampler(50, seed=1)) != list(DrawSampler(50, seed=2))

@@ -73,6 +73,6 @@ class Job:
     trainer_base: Callable[[], type] | None = None
     """A subclass of transformers' Trainer to build on, where a kind has to change its steps."""
     trainer_arguments: Mapping[str, Any] = field(default_factory=dict)
-    """More `TrainingArguments`."""
+    """More `TrainingArguments`; they win over those of the runner."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What the manifest should say about the data: sources, sizes and hashes of splits."""

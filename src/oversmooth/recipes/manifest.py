@@ -54,7 +54,7 @@ class Manifest(BaseModel):
     sessions: list[Session] = []
     finished: bool = False
     cost: dict[str, float] = {}
-    """Wall time over all sessions that ended, seconds per step, examples per second, share of the monitor."""
+    """Wall time over all sessions that ended, with monitor and evaluations; seconds per step and examples per second."""
     results: dict[str, float] = {}
 
     def write(self, folder: Path) -> None:
@@ -69,7 +69,8 @@ class Manifest(BaseModel):
             "variant": self.variant,
             "seed": self.seed,
             "fraction": self.fraction,
-            "data": {key: value for key, value in self.data.items() if key != "source"},  # it may have moved
+            # The source may have moved, or an unreadable image in it may have been mended: the splits must be the same.
+            "data": {key: value for key, value in self.data.items() if not key.startswith("source")},
             "steps": self.steps,
         }
 

@@ -63,7 +63,7 @@ def is_first_process() -> bool:
 def require_place(asked: Asked) -> None:
     """Refuses a folder that holds another run, before data are loaded."""
     require_variant(asked.variant)
-    if not is_first_process() or ((asked.out / "manifest.json").is_file() and asked.resume):
+    if not is_first_process() or (asked.resume and _has_begun(asked.out)):
         return
     try:
         require_free(asked.out)
@@ -72,6 +72,12 @@ def require_place(asked: Asked) -> None:
             reason, advice = "it holds a run already", "Continue that run with --resume, or give a new folder."
             raise NotWritable(str(asked.out), reason, advice) from error
         raise
+
+
+def _has_begun(out: Path) -> bool:
+    """Whether a run was here, be it one that was killed while it wrote its first file."""
+    names = [entry.name for entry in out.iterdir()] if out.is_dir() else []
+    return "manifest.json" in names or (bool(names) and all(name.endswith(".partial") for name in names))
 
 
 def run(job: Job, asked: Asked, progress: Progress = no_progress) -> Run:
@@ -100,7 +106,7 @@ def run(job: Job, asked: Asked, progress: Progress = no_progress) -> Run:
     results = _evaluated(job, trainer)
     if arguments.process_index == 0:
         analysis = _written(job, asked, trainer)
-        _finish(manifest, job, trainer, seconds, results, last or 0)
+        _finish(manifest, job, trainer, seconds, results)
         manifest.write(asked.out)
     trainer.accelerator.wait_for_everyone()
     return Run(manifest=manifest, results=results, analysis=analysis if arguments.process_index == 0 else None)
@@ -116,7 +122,7 @@ def _training_arguments(job: Job, asked: Asked) -> Any:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     hardware, rhythm, has_gpu = job.recipe.hardware, job.rhythm, torch.cuda.is_available()
     micro, parts = parts_of_a_batch(job.batch, processes, hardware.micro_batch)
-    settings: dict[str, Any] = {
+    ours: dict[str, Any] = {
         "output_dir": str(asked.out / "checkpoints"),
         "max_steps": job.steps,
         "per_device_train_batch_size": micro,
@@ -143,7 +149,10 @@ def _training_arguments(job: Job, asked: Asked) -> Any:
         "report_to": "none",
         "disable_tqdm": True,
     }
-    return TrainingArguments(**settings | dict(job.trainer_arguments))
+    arguments = TrainingArguments(**{**ours, **job.trainer_arguments})
+    if arguments.n_gpu > 1:  # one process uses one GPU; torch's DataParallel would multiply the batch
+        arguments._n_gpu = 1
+    return arguments
 
 
 def parts_of_a_batch(batch: int, processes: int, micro_batch: int) -> tuple[int, int]:
@@ -172,7 +181,7 @@ def _manifest(job: Job, asked: Asked) -> tuple[Manifest, int | None]:
     )
     old = read_manifest(asked.out) if asked.resume else None
     if old is None:
-        (asked.out / "checkpoints").mkdir(parents=True, exist_ok=True)
+        asked.out.mkdir(exist_ok=True)
         return new, None
     if difference := first_difference(old.identity, new.identity):
         key, was, now = difference
@@ -260,7 +269,7 @@ def _written(job: Job, asked: Asked, trainer: Any) -> Analysis:
     return analysis
 
 
-def _finish(manifest: Manifest, job: Job, trainer: Any, seconds: float, results: Numbers, first: int) -> None:
+def _finish(manifest: Manifest, job: Job, trainer: Any, seconds: float, results: Numbers) -> None:
     session = manifest.sessions[-1]
     session.to_step, session.seconds = trainer.state.global_step, round(seconds, 3)
     ended = [each for each in manifest.sessions if each.seconds is not None and each.to_step is not None]

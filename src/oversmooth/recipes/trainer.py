@@ -196,7 +196,8 @@ def run_callback(job: Job, metrics: Path, trainer: Any, on_step: Callable[[int, 
             on_step(state.global_step, state.max_steps)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kw: Any) -> None:
-            if not state.is_world_process_zero or "train_runtime" in logs:
+            is_ours = any(name.startswith("smoothing/") for name in logs)  # the monitor writes its own lines
+            if not state.is_world_process_zero or is_ours or "train_runtime" in logs:
                 return
             kept = {name: value for name, value in logs.items() if not name.endswith(NOT_REPEATABLE)}
             loss = kept.get("loss", 0.0)

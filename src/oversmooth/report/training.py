@@ -40,7 +40,10 @@ def read_run(path: Path) -> list[Point]:
         points.append(point)
     if not points:
         raise BrokenFile(str(path), "at least one line", "none", "Train for a step first.")
-    return sorted(points, key=lambda point: point["step"])
+    merged: dict[int, Point] = {}
+    for point in points:  # a run writes its loss, its evaluation and its smoothing in lines of their own
+        merged.setdefault(point["step"], {}).update(point)
+    return [merged[step] for step in sorted(merged)]
 
 
 def training_page(path: Path, points: Sequence[Point]) -> Page:
@@ -55,13 +58,16 @@ def training_page(path: Path, points: Sequence[Point]) -> Page:
     deepest = [name for title, names in metrics.items() if title.endswith("cosine") for name, _ in names]
     verdict = "No smoothing metric was found in this run."
     if deepest:
-        first_value, last_value = points[0].get(deepest[-1]), last.get(deepest[-1])
-        if first_value is not None and last_value is not None:
+        measured = [point[deepest[-1]] for point in points if point.get(deepest[-1]) is not None]
+        if measured:
+            first_value, last_value = measured[0], measured[-1]
             word = "smoother" if last_value > first_value else "sharper"
             change = f"mean cosine {first_value:.2f} → {last_value:.2f}"
             verdict = f"Over {last['step']} steps the last layer became {word}: {change}."
-    rows = [{"step": point["step"], **{k: v for k, v in point.items() if k != "step"}} for point in points]
-    table = table_of("run", "Every number of the run", [{key: row.get(key) for key in rows[0]} for row in rows])
+    smoothing = [point for point in points if any(NAME.fullmatch(key) for key in point)] or points
+    names = dict.fromkeys(["step", *(key for point in smoothing for key in point)])
+    rows = [{name: point.get(name) for name in names} for point in smoothing]
+    table = table_of("run", "Every number of the run", rows)
     return Page(
         title=f"oversmooth: {path.name}",
         eyebrow=str(path),

@@ -4,7 +4,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 Batch = tuple[int, int]
 """The place of its first sequence in the run, and how many there are."""
@@ -32,6 +32,7 @@ def ramped_batch(share: float, *, batch: int, ramp: float, quantum: int) -> int:
     return min(batch, (int(batch * share / ramp / quantum) + 1) * quantum)
 
 
+@runtime_checkable
 class Plan(Protocol):
     """What a training run asks at every step."""
 

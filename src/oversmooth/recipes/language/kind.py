@@ -150,6 +150,9 @@ def build_model(recipe: LanguageRecipe, vocabulary: int) -> nn.Module:
 
 def save_model(corpus: Corpus, model: nn.Module, folder: Path) -> None:
     """Writes what AutoModelForMaskedLM and AutoTokenizer load."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
     model.save_pretrained(folder)  # type: ignore[operator]
     shutil.copytree(corpus.tokenizer, folder, dirs_exist_ok=True)
 

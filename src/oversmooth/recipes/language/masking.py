@@ -27,6 +27,12 @@ def mask_counts(length: int, share: float) -> tuple[int, int, int]:
     return asked, hidden, min(round(REPLACED_SHARE * asked), asked - hidden)
 
 
+def drawn_for(seed: int, place: int) -> numpy.random.Generator:
+    """Random numbers that belong to a place in a run; every pair has a stream of its own."""
+    key = numpy.asarray([seed, place], numpy.uint64)  # a list would become float64 beyond 2^63 and lose its last digits
+    return numpy.random.Generator(numpy.random.Philox(key=key))
+
+
 def masked(
     sequences: NDArray[numpy.integer], places: NDArray[numpy.integer], *, share: float, vocabulary: int, seed: int
 ) -> dict[str, Tensor]:
@@ -35,7 +41,7 @@ def masked(
     draws = numpy.empty((count, length))
     words = numpy.empty((count, length), numpy.int64)
     for row, place in enumerate(places):
-        generator = numpy.random.Generator(numpy.random.Philox(key=[seed, int(place)]))
+        generator = drawn_for(seed, int(place))
         draws[row] = generator.random(length)
         words[row] = generator.integers(len(SPECIAL_TOKENS), vocabulary, length)
     inputs = sequences.astype(numpy.int64)

@@ -10,8 +10,10 @@ from torch.utils.data import Dataset
 
 from oversmooth.recipes.language.budget import Plan
 from oversmooth.recipes.language.corpus import Corpus
-from oversmooth.recipes.language.masking import masked
+from oversmooth.recipes.language.masking import drawn_for, masked
 
+EPOCHS = 2**63
+"""Orders of epochs are drawn beyond the places of all sequences."""
 VALIDATION_SEED = 2**63
 """Masks of the validation split are the same in every run, whatever its seed."""
 
@@ -39,8 +41,7 @@ class Reading:
     def _rows(self, epoch: int, places: NDArray[numpy.int64]) -> NDArray[numpy.integer]:
         if self.shuffle:
             if epoch != self._epoch:
-                generator = numpy.random.Generator(numpy.random.Philox(key=[self.seed, 2**63 + epoch]))
-                self._epoch, self._shuffled = epoch, generator.permutation(self.count)
+                self._epoch, self._shuffled = epoch, drawn_for(self.seed, EPOCHS + epoch).permutation(self.count)
             return self._shuffled[places]
         return places if self.order is None else numpy.asarray(self.order[places])
 

@@ -51,13 +51,13 @@ class DrawSampler(EpochSampler):
     """Every image once per epoch in a seeded order; with `repeats`, a third (...) of them, each several times in a row.
 
     Repeated augmentation is that of DeiT's sampler with all processes taken together: copies of an image follow each
-    other, so they meet in one batch, whether one process trains or many.
+    other, so they meet in one batch, whether one process trains or many. An epoch ends with its last whole `batch`.
     """
 
-    def __init__(self, count: int, seed: int, repeats: int = 1):
+    def __init__(self, count: int, seed: int, repeats: int = 1, batch: int = 1):
         self.count, self.seed, self.repeats = count, seed, repeats
         is_rounded = repeats > 1 and count >= ROUNDING
-        self.length = count // ROUNDING * ROUNDING if is_rounded else count
+        self.length = (count // ROUNDING * ROUNDING if is_rounded else count) // batch * batch
 
     def __len__(self) -> int:
         return self.length

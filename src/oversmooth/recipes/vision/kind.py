@@ -36,9 +36,9 @@ def vision_job(recipe: Recipe, data: str | None, asked: Asked) -> Job:
     assert isinstance(recipe, VisionRecipe)
     splits = load_splits(recipe.data, data, asked.fraction)
     training = TrainingImages(splits.train, recipe, asked.seed)
-    sampler = DrawSampler(len(training), asked.seed, recipe.augmentation.repeats)
     batch = recipe.training.batch
-    require_trainable(batch, len(sampler))
+    require_trainable(batch, len(training))
+    sampler = DrawSampler(len(training), asked.seed, recipe.augmentation.repeats, batch)
     _require_groups(recipe)
     per_epoch = len(sampler) // batch
     collate = TrainingBatch(recipe, asked.seed)

@@ -95,7 +95,9 @@ def load_tokenizer(checkpoint: str) -> Any:
 def save_classifier(tokenizer: Any, model: nn.Module, folder: Path) -> None:
     """The encoder as an ordinary checkpoint with its tokenizer, and the head beside it as `head.safetensors`."""
     from safetensors.torch import save_file
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     assert isinstance(model, Classifier)
     model.encoder.save_pretrained(folder)  # type: ignore[operator]
     tokenizer.save_pretrained(folder)
