@@ -70,17 +70,18 @@ def finetune(
 
 def _show(found: "FinetuneResult") -> None:
     """One row per task: metrics, score with its spread, and smoothing before and after."""
-    from rich.console import Console
-    from rich.table import Table
+    from rich.markup import escape
 
     from oversmooth.recipes.language.superglue.tasks import TASKS
+    from oversmooth.tables import _console, _table
 
     def number(value: float | None, digits: int = 3) -> str:
         return "-" if value is None else f"{value:.{digits}f}"
 
-    table = Table(title=f"{found.checkpoint}, seeds {', '.join(map(str, found.seeds))}", title_justify="left")
+    console, table = _console(), _table()
+    console.print(escape(f"{found.checkpoint}, seeds {', '.join(map(str, found.seeds))}"), style="bold", soft_wrap=True)
     for name in ("task", "metrics", "score", "spread", "cosine", "HFC/LFC", "smoothing layers"):
-        table.add_column(name, justify="left" if name in ("task", "metrics") else "right")
+        table.add_column(name, justify="left" if name in ("task", "metrics") else "right", no_wrap=True)
     for row in found.tasks:
         means = {name: sum(values) / len(values) for name, values in row.metrics.items()}
         words = ", ".join(f"{name} {100 * value:.1f}" for name, value in means.items())
@@ -92,7 +93,7 @@ def _show(found: "FinetuneResult") -> None:
             changes += [f"{number(row.before.hfc_lfc)} → {number(after.hfc_lfc)}"]
             changes += [f"{row.before.smoothing_layers} → {after.smoothing_layers} of {after.layers}"]
         table.add_row(TASKS[row.task].folder, words, f"{100 * row.mean:.1f}", spread, *changes)
-    Console().print(table)
+    console.print(table)
     if found.overall is None:
         typer.echo("Overall score: not shown, because it is the mean of all eight tasks.")
         return

@@ -215,6 +215,7 @@ def test_a_budget_of_hours_ends_by_the_clock_and_is_taken_up_again(tmp_path, mon
 # --- repeating ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_again_with_the_same_seed_and_another_with_another(tmp_path):
     for name, seed in (("first", 5), ("again", 5), ("other", 6)):
         trained(tmp_path / name, seed=seed)

@@ -67,11 +67,14 @@ def clock_callback(plan: ClockPlan) -> Any:
         def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
             plan.begin()
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+            """After the weights have moved and before the next rate is looked up."""
             spent = torch.tensor(plan.measured(), dtype=torch.float64, device=args.device)
             if args.world_size > 1:
                 torch.distributed.broadcast(spent, 0)
             plan.tick(spent.item())
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
             control.should_training_stop |= plan.is_over
 
     return ClockCallback()

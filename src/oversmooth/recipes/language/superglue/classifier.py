@@ -22,7 +22,7 @@ class Classifier(nn.Module):
 
     def __init__(self, encoder: nn.Module, *, outputs: int, spans: int):
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.spans = encoder, spans
         width = int(encoder.config.hidden_size)  # type: ignore[union-attr, arg-type]
         self.dense = nn.Linear((1 + spans) * width, width)
         self.dropout = nn.Dropout(DROPOUT)
@@ -31,19 +31,21 @@ class Classifier(nn.Module):
     def forward(
         self,
         input_ids: Tensor,
-        attention_mask: Tensor,
+        attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         span_mask: Tensor | None = None,
         labels: Tensor | None = None,
     ) -> dict[str, Tensor]:
         lead = input_ids.shape[:-1]
         more = {} if token_type_ids is None else {"token_type_ids": token_type_ids.flatten(0, -2)}
-        mask = attention_mask.flatten(0, -2)
+        mask = (torch.ones_like(input_ids) if attention_mask is None else attention_mask).flatten(0, -2)
         h = self.encoder(input_ids=input_ids.flatten(0, -2), attention_mask=mask, **more).last_hidden_state
-        parts = [_mean(h, mask)]
-        if span_mask is not None:
-            parts += [_mean(h, span) for span in span_mask.flatten(0, -3).unbind(1)]
-        features = self.dropout(torch.tanh(self.dense(torch.cat(parts, -1))))
+        whole = _mean(h, mask)
+        # Nothing is marked where only the encoder is looked at, as by an analysis.
+        marked = (
+            [whole] * self.spans if span_mask is None else [_mean(h, s) for s in span_mask.flatten(0, -3).unbind(1)]
+        )
+        features = self.dropout(torch.tanh(self.dense(torch.cat([whole, *marked], -1))))
         logits = self.classifier(features)
         if len(lead) == 2:
             logits = logits.view(lead)
