@@ -212,7 +212,7 @@ def test_decay_acts_on_matrices_and_not_on_norms_and_scales():
     [
         ("model.heads=5", "a width that 5 heads divide"),
         ("model.feed_forward=7", "an even feed_forward"),
-        ("training.ramp_quantum=5", "a ramp_quantum that divides the batch 64"),
+        ("training.ramp_quantum=5", "a ramp_quantum that divides the batch 32"),
         ("data.order=random", "data.order must be 'sentence-length' or 'as-read'"),
         ("training.mask=1.5", "training.mask must be less than 1"),
     ],

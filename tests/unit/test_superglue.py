@@ -1,8 +1,6 @@
 """SuperGLUE: official formats, official metrics against hand-worked examples, submissions, marked words as tokens."""
 
 import json
-import os
-from pathlib import Path
 
 import numpy
 import pytest
@@ -30,6 +28,7 @@ from oversmooth.recipes.language.superglue.scoring import (
 )
 from oversmooth.recipes.language.superglue.submission import submission_lines
 from oversmooth.recipes.language.superglue.tasks import MAIN, TASKS, Example, Row, word_span
+from tests.real_data import real_data
 from tests.superglue_files import FOLDERS, write_superglue
 
 # --- metrics, worked by hand -----------------------------------------------------------------------------------------
@@ -388,14 +387,12 @@ def test_tasks_are_chosen_by_name_and_diagnostic_sets_bring_their_task():
 
 @pytest.mark.parametrize("name", MAIN)
 def test_real_examples_are_read_and_their_marked_words_found(name):
-    data = os.environ.get("OVERSMOOTH_DATA")
-    if not data:
-        pytest.skip("OVERSMOOTH_DATA is not set")
-    examples = read_splits(TASKS[name], str(Path(data) / "superglue"))["validation"].examples
+    data = real_data("superglue")
+    examples = read_splits(TASKS[name], str(data))["validation"].examples
     assert len(examples) >= 32
     assert len({example.label for example in examples}) > 1
     if name == "wsc":
-        path = Path(data) / "superglue" / "WSC" / "val.jsonl"
+        path = data / "WSC" / "val.jsonl"
         records = [json.loads(line) for line in path.read_text().splitlines()]
         for record, example in zip(records, examples, strict=True):
             for number, (_, start, end) in enumerate(example.rows[0].spans, start=1):
