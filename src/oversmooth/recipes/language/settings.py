@@ -71,7 +71,7 @@ class Training(Section):
 
     @model_validator(mode="after")
     def _quantum_divides(self) -> "Training":
-        if self.batch % self.ramp_quantum:
+        if self.ramp and self.batch % self.ramp_quantum:
             raise ValueError(f"of a ramp_quantum that divides the batch {self.batch}, not {self.ramp_quantum}")
         return self
 
