@@ -21,7 +21,7 @@ import oversmooth as osm
 from oversmooth.torchvision_compat import ensure_torchvision
 
 BATCH = 96
-ROUNDS = 20
+ROUNDS = 16
 LIMITS = {"orthogonal": 1.05, "general": 1.10, "attnscale": 1.10, "featscale": 1.10, "baked": 1.02}
 WORDS = {
     "orthogonal": "training step of ViT-Ti, eigenvalues in [-1, 0], orthogonal basis",
