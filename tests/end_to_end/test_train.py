@@ -14,6 +14,7 @@ import oversmooth as osm
 from oversmooth.errors import CannotControl, TrainingStopped
 from oversmooth.recipes.kinds import train
 from oversmooth.recipes.runner import Asked, parts_of_a_batch
+from oversmooth.recipes.variants import VARIANTS
 from oversmooth.recipes.vision.draws import DrawSampler
 from oversmooth.report.training import read_run
 from oversmooth.results import Analysis
@@ -161,13 +162,16 @@ def test_a_run_that_is_done_is_not_run_again(sharpened):
     assert (out / "manifest.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("variant", ["vanilla", "smooth", "attnscale", "featscale", "neutreno"])
+@pytest.mark.parametrize(
+    "variant",
+    ["smooth", "attnscale", *(pytest.param(v, marks=pytest.mark.slow) for v in VARIANTS[3:] if v != "attnscale")],
+)
 def test_every_kind_of_variant_trains(tmp_path, variant):
     run = trained(tmp_path / "run", "training.epochs=0.3", variant=variant)
     assert run.manifest.finished
     assert 0 <= run.results["eval_accuracy"] <= 1
     names = weights(tmp_path / "run").keys()
-    assert any(variant in name for name in names) == (variant in ("attnscale", "featscale"))
+    assert any(variant in name for name in names) == (variant in ("attnscale", "featscale", "gfsa", "layerscale"))
 
 
 # --- repeating ------------------------------------------------------------------------------------------------------
@@ -183,10 +187,18 @@ def test_a_run_is_the_same_again_with_the_same_seed_and_another_with_another(tmp
     assert not torch.equal(weights(tmp_path / "first")[name], weights(tmp_path / "other")[name])
 
 
-def test_accumulated_parts_are_the_same_step_as_the_whole_batch(tmp_path):
-    trained(tmp_path / "whole")
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A vanilla run to compare others with."""
+    out = tmp_path_factory.mktemp("runs") / "plain"
+    with one_thread():
+        trained(out)
+    return out
+
+
+def test_accumulated_parts_are_the_same_step_as_the_whole_batch(tmp_path, plain):
     trained(tmp_path / "parts", "hardware.micro_batch=32")
-    losses = [[p["loss"] for p in read_run(tmp_path / n / "metrics.jsonl") if "loss" in p] for n in ("whole", "parts")]
+    losses = [[p["loss"] for p in read_run(o / "metrics.jsonl") if "loss" in p] for o in (plain, tmp_path / "parts")]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-5)
 
 
@@ -208,7 +220,7 @@ def test_a_validation_split_is_watched_and_the_test_split_judged_once(tmp_path):
 @pytest.mark.parametrize(
     ("moment", "count"),
     [
-        ("step", 8),
+        pytest.param("step", 8, marks=pytest.mark.slow),
         ("half_written", 4),  # three files of the first checkpoint, then one of the second
         pytest.param("before_rename", 2, marks=pytest.mark.slow),
         pytest.param("after_rename", 2, marks=pytest.mark.slow),
@@ -264,7 +276,7 @@ def test_two_processes_train_as_one_does(tmp_path):
 # --- when things go wrong -------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, monkeypatch):
+def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, plain, monkeypatch):
     import errno
 
     save, written = torch.save, []
@@ -283,8 +295,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, monkeypatch):
             trained(tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-5"]
     trained(tmp_path / "run", resume=True)
-    trained(tmp_path / "whole")
-    assert_same_weights(tmp_path / "whole", tmp_path / "run")
+    assert_same_weights(plain, tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
