@@ -92,7 +92,12 @@ LEVELS = (
     ("analyze",),
     ("recipes.runner",),
     ("recipes.kinds",),
-    ("recipes.vision.kind", "commands_train"),
+    ("recipes.vision.kind", "commands_train", "reproduce", "reproduce.paired", "reproduce.workshop"),
+    ("reproduce.claim",),
+    ("reproduce.training", "reproduce.pages"),
+    ("reproduce.survey", "reproduce.reproduction"),
+    ("reproduce.claims",),
+    ("commands_reproduce",),
     ("",),  # the package itself: the public names
     ("cli",),
 )
