@@ -4,6 +4,7 @@ A benchmark states its claim, asserts that both sides give the same answer, time
 and then asserts the claim, so that a failed claim leaves its numbers behind.
 """
 
+import ctypes
 import json
 import os
 import platform
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -23,12 +25,22 @@ RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parent.parent
 SEED = 0
 THREADS = 2
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Names of glibc's malloc.h."""
 
 
 def fix(threads: int = THREADS) -> None:
     """The same seed and number of threads in every run."""
     torch.manual_seed(SEED)
     torch.set_num_threads(threads)
+
+
+def keep_memory() -> None:
+    """Freed memory stays with the process (glibc only): else each step faults large tensors in again, by chance or not."""
+    with suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def best_seconds(alternatives: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -42,20 +54,30 @@ def best_seconds(alternatives: Mapping[str, Callable[[], object]], rounds: int) 
     return best
 
 
+LAUNCHER = """
+import resource, subprocess, sys
+code = subprocess.run(sys.argv[2:]).returncode
+open(sys.argv[1], "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(code)
+"""
+"""Starts a process and writes its peak. Linux counts the memory of the process that forks to the one that it starts, so
+that a small one has to start it: started from a benchmark, everything would seem as large as the benchmark itself."""
+
+
 def run_measured(command: Sequence[str]) -> tuple[str, float, int]:
     """Output, seconds and peak resident bytes of a process, which has to succeed."""
-    with tempfile.TemporaryFile() as output:
+    with tempfile.NamedTemporaryFile("r") as peak:
         start = time.perf_counter()
-        process = subprocess.Popen(command, stdout=output, env={**os.environ, "OMP_NUM_THREADS": str(THREADS)})
-        _, status, usage = os.wait4(process.pid, 0)
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", LAUNCHER, peak.name, *command],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": str(THREADS)},
+            text=True,
+            check=True,
+        )
         seconds = time.perf_counter() - start
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, list(command))
-        output.seek(0)
-        text = output.read().decode()
-    kibibytes = usage.ru_maxrss if sys.platform != "darwin" else usage.ru_maxrss // 1024
-    return text, seconds, kibibytes * 1024
+        found = int(peak.read())
+    return done.stdout, seconds, found * (1 if sys.platform == "darwin" else 1024)
 
 
 def write(name: str, *, claim: str, ours: str, alternative: str, ratio: float, numbers: Mapping[str, Any]) -> Path:

@@ -6,11 +6,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import harness
+import torch
 
 from oversmooth.recipes.kinds import train
 from oversmooth.recipes.manifest import versions
@@ -18,6 +21,7 @@ from oversmooth.recipes.runner import Asked
 
 VARIANTS = ("vanilla", "sharpen", "smooth")
 SEEDS = (0, 1, 2)
+PROCESSES = 2
 Row = dict[str, Any]
 
 
@@ -31,19 +35,30 @@ class Table:
     overrides: tuple[str, ...] = ()
 
 
-def rows_of(table: Table, **more: Any) -> list[Row]:
-    """One row per variant and seed, each from a run of its own; prints as it goes."""
-    found = []
-    for seed in SEEDS:
-        for variant in VARIANTS:
-            with tempfile.TemporaryDirectory() as folder:
-                row = _row(table, variant, seed, Path(folder) / "run")
-            found.append({**more, **row})
-            print(json.dumps({k: v for k, v in found[-1].items() if k not in ("curves", "manifest")}), flush=True)
-    return found
+def rows_of(tables: Sequence[Table]) -> list[Row]:
+    """One row per table, variant and seed, each from a run of its own on one thread; prints as it goes.
+
+    Two runs go on at once: small models gain nothing from a second thread.
+    """
+    asked = [(table, variant, seed) for table in tables for seed in SEEDS for variant in VARIANTS]
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+        waiting = [pool.submit(_row, *words) for words in asked]
+        for done in as_completed(waiting):
+            shown = {key: value for key, value in done.result().items() if key not in ("curves", "manifest")}
+            print(json.dumps(shown), flush=True)
+        return [done.result() for done in waiting]
 
 
-def _row(table: Table, variant: str, seed: int, out: Path) -> Row:
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _row(table: Table, variant: str, seed: int) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        return _run(table, variant, seed, Path(folder) / "run")
+
+
+def _run(table: Table, variant: str, seed: int, out: Path) -> Row:
     began = time.perf_counter()
     asked = Asked(
         name=table.recipe,
@@ -62,6 +77,7 @@ def _row(table: Table, variant: str, seed: int, out: Path) -> Row:
     curves = {name: [point.mean for point in measured.curve(name)] for name in ("cosine", "hfc_lfc")}
     layers = run.analysis.inspection.layers
     return {
+        "fraction": table.fraction,
         "variant": variant,
         "seed": seed,
         "accuracy": run.results["eval_accuracy"],
@@ -129,7 +145,8 @@ def save(name: str, title: str, rows: Sequence[Row], markdown: str, more: Mappin
         "title": title,
         "rows": list(rows),
         **more,
-        "threads": harness.THREADS,
+        "threads": 1,
+        "runs_at_once": PROCESSES,
         "machine": harness.machine(),
         "commit": harness.commit(),
         "versions": versions(),

@@ -14,13 +14,3 @@ def _importable_torchvision():
     from oversmooth.torchvision_compat import ensure_torchvision
 
     ensure_torchvision()
-
-
-MINUTES = ("test_control.py", "test_baselines.py")
-"""Files that train, compile and differentiate every family: `make test-slow`."""
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.path.name in MINUTES:
-            item.add_marker(pytest.mark.slow)

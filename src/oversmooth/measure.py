@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from oversmooth.batches import Batch, keep_mask, prepare, run_checked
 from oversmooth.errors import NoData, OutOfRange, UnknownName
-from oversmooth.metrics import DEFAULT_METRICS, Choice, Metric, Moments, log_hfc_lfc, lookup, measurable
+from oversmooth.metrics import DEFAULT_METRICS, Choice, Kept, Metric, Moments, log_hfc_lfc, lookup, measurable
 from oversmooth.models.live import quiet_eval
 from oversmooth.models.places import BRANCHES, NORMS, PLACES, STREAM, Place, observed, on_stream
 from oversmooth.models.source import Stack, Target
@@ -183,6 +183,8 @@ class _Run:
     _inputs: Mapping[str, Tensor] = field(default_factory=dict)
     _sums: dict[tuple[Place, str], Running] = field(default_factory=dict)
     _keep: dict[str, tuple[Bool[Tensor, "batch token"], Bool[Tensor, "batch"]]] = field(default_factory=dict)
+    _kept: dict[str, Kept | None] = field(default_factory=dict)
+    """What is measured of each stack; `None` where no sequence keeps two tokens."""
     _pending: list[tuple[Place, str, Float[Tensor, "defined"]]] = field(default_factory=list)
     _stream: dict[Place, Float[Tensor, "batch"]] = field(default_factory=dict)
     _parts: dict[str, dict[Place, Running]] = field(default_factory=dict)
@@ -207,13 +209,15 @@ class _Run:
             stack = self.stacks[place.stack]
             drop = stack.prefix_tokens if self.drop_prefix else 0
             keep = keep_mask(self.model, self._inputs, stack, h, drop)
-            self._keep[place.stack] = (keep, measurable(keep))
-        keep, has_two = self._keep[place.stack]
-        if not bool(has_two.all()):
-            if not bool(has_two.any()):
-                return
-            h, keep = h[has_two], keep[has_two]
-        moments = Moments.of(h, keep)
+            has_two = measurable(keep)
+            self._keep[place.stack] = (keep, has_two)
+            self._kept[place.stack] = Kept.of(keep[has_two]) if bool(has_two.any()) else None
+        kept = self._kept[place.stack]
+        if kept is None:
+            return
+        if len(h) > len(kept.n):
+            h = h[self._keep[place.stack][1]]
+        moments = Moments.of(h, kept)
         broken = int((~moments.is_finite).sum())
         if broken and place.stack not in {known.stack for known in self.problems}:
             where = f"{place.stack + ', ' if place.stack else ''}depth {place.depth}, {place.name}"

@@ -12,8 +12,8 @@ is finite; where it is False there is none, because the formula has none (`Metri
 not finite, and `values` holds a meaningless 0. NaN never leaves this module.
 
 **What it costs.** `evaluate` computes the metrics of one place from one `Moments`, whose parts are computed when first
-asked for and shared. The default metrics write two temporaries of the size of `h`. No step uses a float32 matrix
-product, because autocast or TF32 would silently shorten its digits.
+asked for and shared. The default metrics write at most one temporary of the size of `h`. Matrix products are taken only
+where neither autocast nor TF32 would silently shorten their digits.
 
 Longer than 300 lines because every metric carries its own definition.
 """
@@ -29,6 +29,8 @@ from torch import Tensor
 
 from oversmooth.errors import OutOfRange, UnknownName
 
+CLEARLY = 0.2
+"""Share of HFC^2 in sum |x_i|^2 from which their difference keeps all but one digit."""
 DEFAULT_METRICS = ("cosine", "hfc_lfc", "dirichlet", "token_norm")
 
 
@@ -38,6 +40,31 @@ def measurable(keep: Bool[Tensor, "batch token"]) -> Bool[Tensor, "batch"]:
 
 
 # --- what the metrics share -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Which tokens of a batch count, checked once for all places where its hidden states are seen."""
+
+    keep: Bool[Tensor, "batch token"]
+    span: slice
+    """The columns that any sequence keeps; the others are cut off."""
+    n: Int[Tensor, "batch"]
+    """Number of kept tokens."""
+    dropped: Int[Tensor, "row"] | None
+    """Rows of the flattened span that hold dropped tokens; `None` without any."""
+
+    @classmethod
+    def of(cls, keep: Bool[Tensor, "batch token"]) -> "Kept":
+        n = keep.sum(-1)
+        if (n < 2).any():
+            first = int((n < 2).nonzero()[0])
+            expected = "at least 2 (leave such sequences out with `measurable(keep)`)"
+            raise OutOfRange(f"the number of kept tokens of sequence {first}", int(n[first]), expected)
+        columns = keep.any(0).nonzero()
+        span = slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(None)
+        dropped = ~keep[:, span]
+        return cls(keep, span, n, dropped.flatten().nonzero()[:, 0] if dropped.any() else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,24 +81,18 @@ class Moments:
     """Number of kept tokens."""
 
     @classmethod
-    def of(cls, h: Float[Tensor, "batch token d_model"], keep: Bool[Tensor, "batch token"]) -> "Moments":
-        """Check the mask and take the kept tokens; no copy when `h` is float32 and all sequences keep the same span."""
-        if keep.shape != h.shape[:2]:
-            raise OutOfRange("the shape of keep", tuple(keep.shape), f"(batch, token) of h, here {tuple(h.shape[:2])}")
-        n = keep.sum(-1)
-        if (n < 2).any():
-            first = int((n < 2).nonzero()[0])
-            expected = "at least 2 (leave such sequences out with `measurable(keep)`)"
-            raise OutOfRange(f"the number of kept tokens of sequence {first}", int(n[first]), expected)
-        columns = keep.any(0).nonzero()
-        span = slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(None)
-        dropped = ~keep[:, span]
-        x = h[:, span].to(torch.float64 if h.dtype == torch.float64 else torch.float32)
-        if dropped.any():
+    def of(cls, h: Float[Tensor, "batch token d_model"], keep: Bool[Tensor, "batch token"] | Kept) -> "Moments":
+        """Take the kept tokens; no copy when `h` is float32 and all sequences keep the same span."""
+        kept = keep if isinstance(keep, Kept) else Kept.of(keep)
+        if kept.keep.shape != h.shape[:2]:
+            shape = tuple(kept.keep.shape)
+            raise OutOfRange("the shape of keep", shape, f"(batch, token) of h, here {tuple(h.shape[:2])}")
+        x = h[:, kept.span].to(torch.float64 if h.dtype == torch.float64 else torch.float32)
+        if kept.dropped is not None:
             x = x.clone(memory_format=torch.contiguous_format)
             # Overwritten, not multiplied (0 * NaN is NaN), and by row number: four times faster than `x[dropped] = 0`.
-            x.flatten(0, 1).index_fill_(0, dropped.flatten().nonzero()[:, 0], 0)
-        return cls(h, keep, x, (~dropped).to(x.dtype), n)
+            x.flatten(0, 1).index_fill_(0, kept.dropped, 0)
+        return cls(h, kept.keep, x, kept.keep[:, kept.span].to(x.dtype), kept.n)
 
     @cached_property
     def norms(self) -> Float[Tensor, "batch span"]:
@@ -102,10 +123,15 @@ class Moments:
     def hfc_squared(self) -> Float[Tensor, "batch"]:
         """HFC^2, accurate however equal the tokens are.
 
-        sum |x_i|^2 - n |m|^2 is all rounding error once tokens are nearly equal, and even sum |x_i - m|^2 has a floor:
-        if rounding moved m by e, it is larger by n |e|^2. But e is minus the mean of the centred tokens, which are
-        small and nearly exact, so the floor is computed and taken off.
+        sum |x_i|^2 - n |m|^2 needs no temporary, and loses no more than a digit where tokens differ clearly. It is all
+        rounding error once they are nearly equal; there tokens are centred first. Even sum |x_i - m|^2 has a floor: if
+        rounding moved m by e, it is larger by n |e|^2. But e is minus the mean of the centred tokens, which are small
+        and nearly exact, so the floor is computed and taken off.
         """
+        total = self.norms.square().sum(1)
+        difference = total - self.n * self.mean.square().sum(-1)
+        if bool((difference >= CLEARLY * total).all()):
+            return difference
         floor = self.centred.sum(1).square().sum(-1) / self.n
         return (torch.linalg.vector_norm(self.centred, dim=-1).square().sum(1) - floor).clamp(min=0)
 
@@ -128,6 +154,16 @@ class Moments:
         # One NaN would make eigvalsh refuse the whole batch; `is_finite` marks that sequence as having no value.
         finite = self.is_finite.to(x.device)[:, None, None]
         return torch.linalg.eigvalsh(gram.masked_fill(~finite, 0)).clamp(min=0).sqrt().to(self.x.device, self.x.dtype)
+
+
+def weighted_sum(
+    x: Float[Tensor, "batch span d_model"], weights: Float[Tensor, "batch span"]
+) -> Float[Tensor, "batch d_model"]:
+    """`sum_i w_i x_i`: a matrix product on the CPU, which needs no temporary, unless the user lets those be rounded."""
+    if x.device.type != "cpu" or torch.get_float32_matmul_precision() != "highest":
+        return (x * weights[..., None]).sum(1)
+    with torch.autocast("cpu", enabled=False):
+        return (weights[:, None] @ x)[:, 0]
 
 
 def in_float64(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -205,7 +241,7 @@ def cosine(moments: Moments) -> Float[Tensor, "batch"]:
     order. A pair with a zero token counts as cosine 0; without two nonzero tokens there is no angle and no value.
     """
     nonzero = (moments.norms > 0).sum(1)
-    directions = (moments.x * moments.inverse_norms[..., None]).sum(1)
+    directions = weighted_sum(moments.x, moments.inverse_norms)
     mean = (directions.square().sum(-1) - nonzero) / (moments.n * (moments.n - 1))
     return mean.clamp(-1, 1).masked_fill(nonzero < 2, torch.nan)
 

@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Sequence
+from functools import cache
 from importlib import metadata
 
 from oversmooth.models.source import Source, Stack
@@ -11,6 +12,7 @@ from oversmooth.results import Provenance
 PACKAGES = ("oversmooth", "torch", "numpy", "scipy", "safetensors", "transformers", "timm", "gguf")
 
 
+@cache  # a search through every installed package, for facts that do not change
 def versions() -> tuple[tuple[str, str], ...]:
     """Versions of Python and of the packages whose code can change a number."""
     found = [("python", platform.python_version())]

@@ -233,7 +233,8 @@ def _attribution_words(attribution: Attribution) -> str:
 def show_control(result: Control) -> None:
     console = _console()
     console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
-    console.print(f"{escape(result.change)}, in {len(result.layers)} layers")
+    count = len(result.layers)
+    console.print(f"{escape(result.change)}, in {count} layer{'s' * (count != 1)}")
     has_stacks = len({layer.stack for layer in result.layers}) > 1
     table = _table()
     names = ("layer", "H moved", "heads moved", "Re(lambda) before", "after", "rho_dc", "after", "bias moved", "signs")

@@ -12,7 +12,7 @@ from oversmooth.models.families import ARCHITECTURES, GPT_NEOX
 from oversmooth.models.identify import declared_for
 from oversmooth.models.source import open_source
 from oversmooth.models.verify import require_fit
-from tests.contract.tiny_models import ALL, TIMM, TINY, tiny_model
+from tests.contract.tiny_models import ALL, REPEATS, TIMM, TINY, tiny_model
 
 TOLERANCE = 2e-5
 
@@ -77,6 +77,13 @@ def test_every_declared_model_type_has_a_tiny_model():
     tested |= {f"{tower}_{part}_model" for tower in ("clip", "siglip") for part in ("text", "vision")}
     declared = {model_type for arch in ARCHITECTURES.values() for model_type in arch.model_types}
     assert declared == tested - {"clip", "siglip", "gemma3"}
+
+
+def test_cases_that_repeat_another_one_are_of_the_same_declaration():
+    for case, other in REPEATS.items():
+        types = [TINY[name][0] if name in TINY else "timm_vit" for name in (case, other)]
+        assert declared_for(types[0]) == declared_for(types[1]) != []
+        assert other not in REPEATS
 
 
 @pytest.mark.parametrize(

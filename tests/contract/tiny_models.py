@@ -1,8 +1,11 @@
 """One tiny random model per declared model type: registering a family here is testing it."""
 
+import copy
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -174,9 +177,37 @@ TORCH = ("torch-encoder", "torch-encoder-pre-norm", "torch-encoder-sequence-firs
 
 ALL = (*TINY, *TIMM, *TORCH)
 
+REPEATS: Mapping[str, str] = {
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "electra", "ernie", "data2vec-text"), "bert"),
+    **dict.fromkeys(("mistral", "mixtral", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"), "llama"),
+    **dict.fromkeys(("mt5", "umt5"), "t5"),
+    **dict.fromkeys(("timm-deit-distilled", "timm-registers"), "timm-vit"),
+    "starcoder2": "stablelm",
+    "granitemoe": "granite",
+    "gemma3": "gemma2",
+    "olmo3": "olmo2",
+    "cohere2": "cohere",
+    "marian": "bart",
+    "vit_mae": "vit",
+    "data2vec-vision": "beit",
+    "dinov2-registers": "dinov2",
+    "hubert": "wav2vec2",
+}
+"""Cases of the same declaration and storage as another one: what is about weights alone need not run on both."""
+
+EACH_FAMILY = [pytest.param(case, marks=pytest.mark.slow) if case in REPEATS else case for case in ALL]
+"""All cases for tests that take long: repetitions run with `make test-slow`."""
+
 
 def tiny_model(case: str, seed: int = 0) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """The model in eval mode with every parameter away from its start value, and inputs that it accepts."""
+    """A model of one's own in eval mode with every parameter away from its start value, and inputs that it accepts."""
+    found = copy.deepcopy(_prototype(case, seed))  # ten times as fast as building it again
+    torch.manual_seed(seed)
+    return found
+
+
+@cache
+def _prototype(case: str, seed: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(seed)
     model = _build(case).eval()
     randomise(model, seed)

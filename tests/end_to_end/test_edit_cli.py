@@ -13,6 +13,7 @@ from oversmooth.models.source import open_source
 from tests.command_line import oversmooth
 from tests.contract.test_control import assert_inside, outputs, wide_t5
 from tests.contract.tiny_models import tiny_model
+from tests.real_models import minilm
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -175,6 +176,8 @@ def test_an_interval_and_flipped_norms_can_be_combined(bert, tmp_path):
         (("--sharpen", "--smooth"), "one of --sharpen, --smooth and --interval"),
         (("--sharpen", "--scale-h", "2"), "one of an interval, a scale of H"),
         (("--interval", "1", "0"), "the smaller one first"),
+        (("--interval", "-1", "inf"), "two finite numbers"),
+        (("--scale-h", "nan"), "the scale of H must be a finite number; got nan"),
         (("--sharpen", "--layers", "9"), "among 0, 1, 2"),
         (("--sharpen", "--layers", "a-b"), "numbers and ranges such as 6-11,14"),
         (("--sharpen", "--stack", "decoder"), "Unknown stack 'decoder'"),
@@ -222,6 +225,40 @@ def test_a_folder_inside_the_checkpoint_may_be_the_destination(bert):
         "model.safetensors",
         "tokenizer.json",
     ]
+
+
+def test_numbers_that_are_not_finite_are_never_written(tmp_path):
+    (tmp_path / "in").mkdir()
+    model, _ = saved("llama", tmp_path / "in", dtype=torch.float16)
+    with pytest.raises(CannotControl, match="layer 0: the new weights are too large for float16"):
+        edit(tmp_path / "in", tmp_path / "out", scale_h=1e9)
+    with torch.no_grad():
+        model.layers[2].self_attn.v_proj.weight[0, 0] = float("nan")
+    model.save_pretrained(tmp_path / "in")
+    with pytest.raises(CannotControl, match="layer 2: it holds NaN or infinity"):
+        edit(tmp_path / "in", tmp_path / "out", scale_h=0.5)
+    assert {path.name for path in tmp_path.iterdir()} == {"in"}
+
+
+def test_the_real_model_is_sharpened_and_loaded_by_transformers(tmp_path):
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = minilm()
+    done = oversmooth("edit", folder, "--sharpen", "--layers", "3-5", "--out", tmp_path / "sharp")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "in 3 layers" in done.stdout
+    inspected = json.loads(oversmooth("inspect", tmp_path / "sharp", "--json").stdout)
+    for layer in inspected["layers"]:
+        assert (layer["plain"]["max_real"] < 1e-5) == (layer["layer"] >= 3)
+    tokens = AutoTokenizer.from_pretrained(tmp_path / "sharp")(["a cat sat on the mat"], return_tensors="pt")
+    model, facts = AutoModel.from_pretrained(tmp_path / "sharp", output_loading_info=True)
+    assert not facts["missing_keys"]
+    assert not facts["unexpected_keys"]
+    with torch.no_grad():
+        found = model.eval()(**tokens, output_hidden_states=True).hidden_states
+        expected = AutoModel.from_pretrained(folder).eval()(**tokens, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(found[3], expected[3], rtol=0, atol=0)  # what runs before the edited layers is as it was
+    assert not torch.allclose(found[4], expected[4], atol=1e-2)
 
 
 def test_a_read_only_checkpoint_can_be_edited(bert, tmp_path):

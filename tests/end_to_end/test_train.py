@@ -14,12 +14,14 @@ import oversmooth as osm
 from oversmooth.errors import CannotControl, TrainingStopped
 from oversmooth.recipes.kinds import train
 from oversmooth.recipes.runner import Asked, parts_of_a_batch
+from oversmooth.recipes.variants import VARIANTS
 from oversmooth.recipes.vision.draws import DrawSampler
 from oversmooth.report.training import read_run
 from oversmooth.results import Analysis
 from oversmooth.threads import one_thread
 from tests.cifar_files import cifar_arrays, write_cifar100, write_folder
 from tests.command_line import oversmooth
+from tests.real_data import real_data
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = (
@@ -160,13 +162,16 @@ def test_a_run_that_is_done_is_not_run_again(sharpened):
     assert (out / "manifest.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("variant", ["vanilla", "smooth", "attnscale", "featscale", "neutreno"])
+@pytest.mark.parametrize(
+    "variant",
+    ["smooth", "attnscale", *(pytest.param(v, marks=pytest.mark.slow) for v in VARIANTS[3:] if v != "attnscale")],
+)
 def test_every_kind_of_variant_trains(tmp_path, variant):
     run = trained(tmp_path / "run", "training.epochs=0.3", variant=variant)
     assert run.manifest.finished
     assert 0 <= run.results["eval_accuracy"] <= 1
     names = weights(tmp_path / "run").keys()
-    assert any(variant in name for name in names) == (variant in ("attnscale", "featscale"))
+    assert any(variant in name for name in names) == (variant in ("attnscale", "featscale", "gfsa", "layerscale"))
 
 
 # --- repeating ------------------------------------------------------------------------------------------------------
@@ -182,10 +187,18 @@ def test_a_run_is_the_same_again_with_the_same_seed_and_another_with_another(tmp
     assert not torch.equal(weights(tmp_path / "first")[name], weights(tmp_path / "other")[name])
 
 
-def test_accumulated_parts_are_the_same_step_as_the_whole_batch(tmp_path):
-    trained(tmp_path / "whole")
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A vanilla run to compare others with."""
+    out = tmp_path_factory.mktemp("runs") / "plain"
+    with one_thread():
+        trained(out)
+    return out
+
+
+def test_accumulated_parts_are_the_same_step_as_the_whole_batch(tmp_path, plain):
     trained(tmp_path / "parts", "hardware.micro_batch=32")
-    losses = [[p["loss"] for p in read_run(tmp_path / n / "metrics.jsonl") if "loss" in p] for n in ("whole", "parts")]
+    losses = [[p["loss"] for p in read_run(o / "metrics.jsonl") if "loss" in p] for o in (plain, tmp_path / "parts")]
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=1e-5)
 
 
@@ -207,7 +220,7 @@ def test_a_validation_split_is_watched_and_the_test_split_judged_once(tmp_path):
 @pytest.mark.parametrize(
     ("moment", "count"),
     [
-        ("step", 8),
+        pytest.param("step", 8, marks=pytest.mark.slow),
         ("half_written", 4),  # three files of the first checkpoint, then one of the second
         pytest.param("before_rename", 2, marks=pytest.mark.slow),
         pytest.param("after_rename", 2, marks=pytest.mark.slow),
@@ -263,7 +276,7 @@ def test_two_processes_train_as_one_does(tmp_path):
 # --- when things go wrong -------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, monkeypatch):
+def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, plain, monkeypatch):
     import errno
 
     save, written = torch.save, []
@@ -282,8 +295,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, monkeypatch):
             trained(tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-5"]
     trained(tmp_path / "run", resume=True)
-    trained(tmp_path / "whole")
-    assert_same_weights(tmp_path / "whole", tmp_path / "run")
+    assert_same_weights(plain, tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
@@ -341,6 +353,40 @@ def test_cifar100_trains_end_to_end_from_its_archive(tmp_path, cifar):
     mean = sum(results[name] for name in kinds) / 15
     assert results["corruption_accuracy"] == pytest.approx(mean)
     assert osm.inspect(str(tmp_path / "run" / "model")).layers[0].plain.min_real > -1e-5
+
+
+@pytest.mark.slow
+def test_real_images_are_learned_from_parquet(tmp_path):
+    """A tenth of CIFAR-10's 10,000 images, two epochs: better than chance, and repeatable."""
+    data, recipe = real_data("cifar10"), ROOT / "benchmarks" / "cifar10_small.toml"
+    settings = ("training.epochs=2", "training.warmup_epochs=0.5", "evaluation.corruptions=false", "training.batch=32")
+    runs = [
+        train(Asked(name=str(recipe), out=tmp_path / name, overrides=settings, fraction=0.1, seed=1), str(data))
+        for name in ("first", "again")
+    ]
+    assert runs[0].manifest.data["train"]["images"] == 1000
+    assert runs[0].manifest.data["test"]["images"] == 2000
+    assert runs[0].results["eval_accuracy"] > 0.15
+    assert runs[0].results == runs[1].results
+
+
+@pytest.mark.slow
+def test_real_photographs_are_augmented_as_for_imagenet(tmp_path):
+    """The recipe of ImageNet on a folder of photographs, its model made small."""
+    photographs = real_data("images")  # one of each class, so the same for training and test
+    for split in ("train", "val"):
+        (tmp_path / split).symlink_to(photographs)
+    classes = len([entry for entry in photographs.iterdir() if entry.is_dir()])
+    settings = (f"data.classes={classes}", "model.width=48", "model.depth=2", "training.batch=8")
+    settings += (
+        "training.epochs=1",
+        "hardware.precision=float32",
+        "hardware.workers=0",
+        "evaluation.corruptions=false",
+    )
+    run = train(Asked(name="imagenet-deit-ti", out=tmp_path / "run", overrides=settings), str(tmp_path))
+    assert run.manifest.finished
+    assert "eval_average_accuracy" in run.results
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):

@@ -1,6 +1,7 @@
 """Published interventions: their formulas against dense references, padding, causality, gradients, copies, refusals."""
 
 import copy
+import itertools
 import math
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from oversmooth.control.rules import GFSA, RULES, AttnScale, Centered, ContraNor
 from oversmooth.errors import CannotControl, OutOfRange, UnknownName
 from oversmooth.models.live import run
 from tests.contract.test_control import loss_of, outputs
-from tests.contract.tiny_models import ALL, tiny_model
+from tests.contract.tiny_models import EACH_FAMILY, tiny_model
 
 IDENTITY = {
     "attnscale": {},
@@ -65,7 +66,7 @@ def applied(case: str, name: str, **config) -> tuple[nn.Module, dict]:
 # --- every family ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ALL)
+@pytest.mark.parametrize("case", EACH_FAMILY)
 def test_interventions_start_as_the_identity_do_something_later_and_leave_no_trace(case):
     model, inputs = tiny_model(case)
     names = list(model.state_dict())
@@ -214,13 +215,13 @@ def test_rows_that_see_nothing_stay_finite():
     assert torch.isfinite(Visible(queries=3, keys=3, mask=nothing).mean(torch.ones(1, 2, 3, 4))).all()
 
 
+FUSED_AND_EAGER = ("bert", "gpt2", "llama", "t5", "bart", "modernbert", "vit", "qwen3", "falcon-grouped")
+
+
 @pytest.mark.parametrize(
-    "case", ["bert", "gpt2", "llama", "t5", "bart", "modernbert", "vit", "qwen3", "falcon-grouped"]
+    ("case", "name"), [pair for pair in itertools.product(FUSED_AND_EAGER, RULES) if pair not in REFUSED]
 )
-@EACH
 def test_fused_and_eager_attention_agree(case, name):
-    if (case, name) in REFUSED:
-        pytest.skip("refused, tested above")
     model, inputs = applied(case, name, attn_implementation="sdpa")
     with torch.no_grad():
         expected = outputs(model, inputs)[0]
@@ -228,10 +229,8 @@ def test_fused_and_eager_attention_agree(case, name):
         torch.testing.assert_close(outputs(model, inputs)[0], expected, rtol=1e-3, atol=1e-4)
 
 
-@EACH
+@pytest.mark.parametrize("name", [name for name in RULES if ("torch-attention-stack", name) not in REFUSED])
 def test_torchs_attention_agrees_with_and_without_weights(name):
-    if ("torch-attention-stack", name) in REFUSED:
-        pytest.skip("refused, tested above")
     stack, inputs = applied("torch-attention-stack", name)
     x = inputs[""]
     mask = torch.ones(12, 12, dtype=torch.bool).triu(1)

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -158,25 +159,29 @@ def fused(
     visible = visible_in(attn_mask, query.shape[-2], key.shape[-2], is_causal)
     changes.seen(visible)
     heads = query.shape[1] if query.ndim == 4 else 1
-
-    def attend(k: Tensor, v: Tensor, gqa: bool) -> Tensor:
-        return F.scaled_dot_product_attention(query, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)
-
-    def again(x: Tensor) -> Tensor:
-        token = _repeating.set(True)
-        try:
-            return attend(_per_head(key, heads), x, False)
-        finally:
-            _repeating.reset(token)
-
-    output = attend(key, value, enable_gqa)
+    attend = partial(
+        F.scaled_dot_product_attention,
+        query,
+        attn_mask=attn_mask,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        scale=scale,
+    )
     product = Product(
-        output=output,
+        output=attend(key, value, enable_gqa=enable_gqa),
         values=_per_head(value, heads),
         visible=visible,
-        again=again,
+        again=partial(_again, attend, key, heads),
     )
     return changes.product(product)
+
+
+def _again(attend: Callable[..., Tensor], key: Tensor, heads: int, x: Tensor) -> Tensor:
+    token = _repeating.set(True)
+    try:
+        return attend(_per_head(key, heads), x)
+    finally:
+        _repeating.reset(token)
 
 
 def _per_head(x: Tensor, heads: int) -> Tensor:

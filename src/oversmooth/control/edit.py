@@ -5,6 +5,7 @@ there block by block, and the folder is renamed at the end: whole or not at all.
 byte; `.bin` files become safetensors. Nothing in the result says that we were here.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +18,7 @@ from oversmooth.control.apply import SIGNED_NORMS, layer_control
 from oversmooth.control.checkpoint import copy_checkpoint, local_checkpoint
 from oversmooth.control.projection import Form, kept_eigenbasis, with_constant_kept
 from oversmooth.control.selection import Chosen, Layers, choose, heads_of
-from oversmooth.errors import HeadsUnknown, OutOfRange
+from oversmooth.errors import CannotControl, HeadsUnknown, OutOfRange
 from oversmooth.models.architecture import AttentionWeights
 from oversmooth.models.source import open_source
 from oversmooth.models.store import ReadLog
@@ -37,6 +38,8 @@ class Change:
     flips_norms: bool = False
 
     def __post_init__(self) -> None:
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise OutOfRange("the scale of H", self.scale, "a finite number")
         if (self.form is None) == (self.scale is None) and not (self.form is None and self.flips_norms):
             raise OutOfRange(
                 "the change",
@@ -94,10 +97,13 @@ def edit(
         copy = copy_checkpoint(checkpoint, source.store, beside)
         for each in chosen:
             old = each.stack.weights(each.position, log.read)
+            _require_finite(each, old, "it holds NaN or infinity", "Start from a checkpoint that is whole.")
             new = _changed(old, change)
             tensors = _tensors(each, old, new, log.read, change)
             copy.overwrite(tensors)
             written = each.stack.weights(each.position, partial(_read_changed, tensors, log.read))
+            too_large = f"the new weights are too large for {str(old.w_o.dtype).removeprefix('torch.')}"
+            _require_finite(each, written, too_large, "Choose a smaller change, or convert it to float32 first.")
             done.append(layer_control(each, old, written, _signs_changed(old, written)))
             progress(len(done), len(chosen))
     return Control(
@@ -112,6 +118,11 @@ def edit(
 
 def _read_changed(changed: Mapping[str, Tensor], read: Read, name: str) -> Tensor:
     return changed[name] if name in changed else read(name)
+
+
+def _require_finite(each: Chosen, weights: AttentionWeights, reason: str, advice: str) -> None:
+    if not (torch.isfinite(weights.w_v).all() and torch.isfinite(weights.w_o).all()):
+        raise CannotControl("edit", each.words, reason, advice)
 
 
 def _refuse(chosen: list[Chosen], read: Read, change: Change) -> None:

@@ -11,6 +11,7 @@ finds the nearest maps in the neighbourhood, typically a third closer. Either wa
 eigenvalues of one sign is far from what pretrained layers have. How far is reported, per layer and per head.
 """
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -71,8 +72,8 @@ class Form:
             raise OutOfRange("basis", self.basis, " or ".join(BASES))
         if self.max_condition is not None and self.basis != "general":
             raise OutOfRange("basis", self.basis, "general, for max_condition to have something to bound")
-        if not self.low < self.high:
-            raise OutOfRange("the interval", (self.low, self.high), "two numbers, the smaller one first")
+        if not -math.inf < self.low < self.high < math.inf:
+            raise OutOfRange("the interval", (self.low, self.high), "two finite numbers, the smaller one first")
 
 
 def fresh_eigenbasis(heads: Heads, form: Form, like: Tensor, generator: torch.Generator | None = None) -> Eigenbasis:
@@ -233,14 +234,15 @@ def moved(w_v: Values, w_o: Outputs, new_v: Values, new_o: Outputs) -> tuple[lis
     nothing = torch.zeros_like(w_v), torch.zeros_like(w_o)
     change, size = _squared_distances(w_v, w_o, new_v, new_o), _squared_distances(w_v, w_o, *nothing)
     heads = [_ratio(a, b) for a, b in zip(change.tolist(), size.tolist(), strict=True)]
-
-    def whole(value: Values, output: Outputs) -> tuple[Tensor, Tensor]:
-        summed = output.unflatten(1, (value.shape[0], -1)).sum(2)
-        return value.flatten(0, 1)[None], summed.flatten(1)[:, None]
-
-    old, new = whole(w_v, w_o), whole(new_v, new_o)
+    old, new = _as_one_head(w_v, w_o), _as_one_head(new_v, new_o)
     none = torch.zeros_like(old[0]), torch.zeros_like(old[1])
     return heads, _ratio(_squared_distances(*old, *new).item(), _squared_distances(*old, *none).item())
+
+
+def _as_one_head(value: Values, output: Outputs) -> tuple[Tensor, Tensor]:
+    """Weights of a single head whose map is that of the whole layer."""
+    summed = output.unflatten(1, (value.shape[0], -1)).sum(2)
+    return value.flatten(0, 1)[None], summed.flatten(1)[:, None]
 
 
 def _ratio(change: float, size: float) -> float | None:

@@ -92,9 +92,9 @@ class AttnScale(Rule):
         self.weight = nn.Parameter(torch.zeros(facts.heads.n_heads))
 
     def product(self, product: Product) -> Tensor:
-        return product.output + _per_head(self.weight, product.output) * (
-            product.output - product.visible.mean(product.values)
-        )
+        weight, output = _per_head(self.weight, product.output), product.output
+        common = -weight * product.visible.mean(product.values)  # small where rows have no mask
+        return torch.addcmul(output + common, weight, output)  # fewer passes over the output than O + w (O - J V)
 
     def probabilities(self, attention: Tensor, visible: Visible) -> Tensor:
         return attention + _per_head(self.weight, attention) * (attention - visible.matrix(attention))
@@ -243,7 +243,8 @@ class FeatScale(SeesTokens):
 
     def projected(self, y: Tensor) -> Tensor:
         low, high = self.low.to(y.dtype), self.high.to(y.dtype)
-        return y + high * y + (low - high) * self.just_seen().mean(y[:, None])[:, 0]
+        common = (low - high) * self.just_seen().mean(y[:, None])[:, 0]
+        return torch.addcmul(y + common, high, y)
 
 
 class ContraNorm(SeesTokens):

@@ -37,6 +37,8 @@ def recipe_trainer(job: Job) -> type:
     base: Any = job.trainer_base() if job.trainer_base else Trainer
 
     class RecipeTrainer(base):
+        optimizer: Any
+        lr_scheduler: Any
         average: Any = None
         """timm's moving average of the weights, where the recipe has one."""
         writing_into: str | None = None
@@ -203,7 +205,8 @@ def run_callback(job: Job, metrics: Path, trainer: Any, on_step: Callable[[int, 
             loss = kept.get("loss", 0.0)
             if not math.isfinite(loss):
                 advice = "lower optimizer.learning_rate, or set optimizer.clip_norm"
-                saved = (checkpoints(Path(args.output_dir)) or [None])[-1]
+                found = checkpoints(Path(args.output_dir))
+                saved = found[-1] if found else None
                 raise TrainingStopped(state.global_step, f"the loss is {loss}; {advice}", saved)
             with metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": state.global_step, **kept}) + "\n")

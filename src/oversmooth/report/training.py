@@ -42,7 +42,7 @@ def read_run(path: Path) -> list[Point]:
         raise BrokenFile(str(path), "at least one line", "none", "Train for a step first.")
     merged: dict[int, Point] = {}
     for point in points:  # a run writes its loss, its evaluation and its smoothing in lines of their own
-        merged.setdefault(point["step"], {}).update(point)
+        merged.setdefault(int(point["step"]), {}).update(point)
     return [merged[step] for step in sorted(merged)]
 
 

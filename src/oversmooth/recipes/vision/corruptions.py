@@ -56,7 +56,7 @@ def glass_blur(x: Pixels, random: Random, sigma: float, reach: float, times: flo
     rows, columns = numpy.indices(x.shape[:2])
     for _ in range(int(times)):
         moved = [
-            (place + random.integers(-reach, reach, place.shape, endpoint=True)).clip(0, size - 1)
+            (place + random.integers(-int(reach), int(reach), place.shape, endpoint=True)).clip(0, size - 1)
             for place, size in ((rows, x.shape[0]), (columns, x.shape[1]))
         ]
         x = x[moved[0], moved[1]]
@@ -96,7 +96,8 @@ def _zoomed(x: Pixels, factor: float) -> Pixels:
     top, left = (size * (1 - 1 / factor) / 2 for size in (height, width))
     box = (left, top, width - left, height - top)
     planes = [Image.fromarray(x[:, :, i].astype(numpy.float32)) for i in range(x.shape[2])]
-    return numpy.stack([plane.resize((width, height), Image.Resampling.BILINEAR, box) for plane in planes], -1)
+    resized = [plane.resize((width, height), Image.Resampling.BILINEAR, box) for plane in planes]
+    return numpy.stack([numpy.asarray(plane) for plane in resized], -1)
 
 
 # --- weather --------------------------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ def elastic_transform(x: Pixels, random: Random, strength: float, sigma: float, 
     points = centre + third * numpy.array([[1, 1], [1, -1], [-1, -1]])
     moved = points + random.uniform(-1, 1, (3, 2)) * skew * height
     affine = numpy.linalg.solve(numpy.hstack([moved, numpy.ones((3, 1))]), points)  # from the new places to the old
-    where = numpy.stack(numpy.indices((height, width)), -1).reshape(-1, 2)
+    where = numpy.moveaxis(numpy.indices((height, width)), 0, -1).reshape(-1, 2)
     seen = (numpy.hstack([where, numpy.ones((len(where), 1))]) @ affine).T.reshape(2, height, width)
     for axis in range(2):
         wander = random.uniform(-1, 1, (height, width))

@@ -64,7 +64,7 @@ def load_splits(settings: Data, data: str | None, fraction: float) -> Splits:
     found = {"train": train, "test": test, **({"validation": validation} if validation else {})}
     for name, split in found.items():
         _require_classes(split, settings.classes, name, source.words)
-    facts = {"source": source.words, "source_sha256": source.sha256, "fraction": fraction}
+    facts: dict[str, Any] = {"source": source.words, "source_sha256": source.sha256, "fraction": fraction}
     facts |= {name: split.facts() for name, split in found.items()}
     return Splits(train=train, test=test, validation=validation, facts=facts)
 
