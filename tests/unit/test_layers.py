@@ -100,6 +100,7 @@ LEVELS = (
     ("commands_reproduce",),
     ("",),  # the package itself: the public names
     ("cli",),
+    ("__main__",),
 )
 """Modules from the bottom to the top; a new module needs a place here."""
 

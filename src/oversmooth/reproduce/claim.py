@@ -1,11 +1,10 @@
 """What a claim is, and what checking it gives."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from oversmooth.reproduce.workshop import Workshop
+from oversmooth.reproduce.workshop import Wanted, Workshop
 
 Scale = Literal["cpu", "full"]
 Judgement = Literal["confirmed", "refuted", "undecided"]
@@ -48,4 +47,6 @@ class Claim:
     """By scale."""
     commands: tuple[str, ...]
     """What `full` scale runs, on a GPU."""
-    check: Callable[["Workshop"], Finding]
+    needs: Callable[[tuple[int, ...]], Sequence[Wanted]]
+    """The runs that it needs, by seeds; trained together, because they are independent."""
+    check: Callable[[Workshop], Finding]

@@ -1,8 +1,11 @@
 """The table of claims; everything about a claim is said here before it is checked."""
 
+from collections.abc import Sequence
+
 from oversmooth.errors import UnknownName
 from oversmooth.reproduce import survey, training
 from oversmooth.reproduce.claim import Claim
+from oversmooth.reproduce.workshop import Wanted
 
 HUB_MODELS = (
     "google/vit-base-patch16-224",
@@ -31,6 +34,28 @@ _SURVEY = tuple(f"oversmooth report {name} -o {name.split('/')[-1]}.html" for na
 _IMAGES = ("cifar100", "imagenet-deit-ti", "imagenet-deit-s")
 _SHORT = {"cpu": "nothing beyond claim 2", "full": "minutes on one GPU"}
 
+
+def no_runs(seeds: Sequence[int]) -> list[Wanted]:
+    return []
+
+
+def one_seed(seeds: Sequence[int]) -> list[Wanted]:
+    return training.DIGITS.every(seeds[:1])
+
+
+def both_fields(seeds: Sequence[int]) -> list[Wanted]:
+    return training.DIGITS.every(seeds) + training.MINI_BERT.every(seeds)
+
+
+def all_conditions(seeds: Sequence[int]) -> list[Wanted]:
+    settings = (training.DIGITS, training.FEWER_DATA, training.MORE_LAYERS)
+    return [wanted for setting in settings for wanted in setting.every(seeds)]
+
+
+def baselines(seeds: Sequence[int]) -> list[Wanted]:
+    return training.DIGITS.every(seeds, (*training.VARIANTS[1:], *training.BASELINES))
+
+
 CLAIMS = (
     Claim(
         number=1,
@@ -41,6 +66,7 @@ CLAIMS = (
         refuted_if="never by a survey: a model that was not looked at may differ",
         cost={"cpu": "half a minute", "full": "minutes and about 5 GB of downloads"},
         commands=_SURVEY,
+        needs=no_runs,
         check=survey.similarity_over_depth,
     ),
     Claim(
@@ -53,6 +79,7 @@ CLAIMS = (
         refuted_if="they agree in at most half",
         cost={"cpu": "two minutes", "full": "minutes on one GPU"},
         commands=_SURVEY,
+        needs=one_seed,
         check=survey.dominating_eigenvalue,
     ),
     Claim(
@@ -64,6 +91,7 @@ CLAIMS = (
         refuted_if="a layer sharpens or stays neutral",
         cost=_SHORT,
         commands=_SURVEY,
+        needs=one_seed,
         check=survey.without_skip,
     ),
     Claim(
@@ -76,6 +104,7 @@ CLAIMS = (
         refuted_if="no exponent moves",
         cost=_SHORT,
         commands=_SURVEY,
+        needs=one_seed,
         check=survey.sign_of_norms,
     ),
     Claim(
@@ -88,6 +117,7 @@ CLAIMS = (
         refuted_if="in one field it lies clearly below",
         cost={"cpu": "about ten minutes", "full": "the runs of claims 6 and 7"},
         commands=_recipes(("cifar100", "pile-bert-steps"), training.VARIANTS),
+        needs=both_fields,
         check=training.parametrization_decides,
     ),
     Claim(
@@ -105,6 +135,7 @@ CLAIMS = (
             *_recipes(("cifar100",), training.VARIANTS, " --fraction 0.1"),
             *_recipes(("cifar100-deep",), training.VARIANTS),
         ),
+        needs=all_conditions,
         check=training.vision_accuracy,
     ),
     Claim(
@@ -120,6 +151,7 @@ CLAIMS = (
             *_recipes(("pile-bert",), training.VARIANTS),
             "oversmooth finetune pile-bert-vanilla-seed0/model --tasks superglue --seeds 0,1,2",
         ),
+        needs=training.MINI_BERT.every,
         check=training.language_loss,
     ),
     Claim(
@@ -131,6 +163,7 @@ CLAIMS = (
         refuted_if="one of them is clearly better",
         cost={"cpu": "about three minutes", "full": "about 400 GPU hours"},
         commands=_recipes(("cifar100",), training.BASELINES),
+        needs=baselines,
         check=training.against_baselines,
     ),
 )

@@ -13,6 +13,7 @@ def reproduce(claims: tuple[Claim, ...], workshop: Workshop, command: str = "") 
     """Checks every claim and writes `claims.md` and `claims.html` after each, so that a stopped run leaves its part."""
     workshop.out.mkdir(parents=True, exist_ok=True)
     checked: list[tuple[Claim, Finding]] = []
+    workshop.train([wanted for claim in claims for wanted in claim.needs(workshop.seeds)])
     for claim in claims:
         checked.append((claim, claim.check(workshop)))
         texts = {"claims.md": markdown_of(checked), "claims.html": render(page_of(checked, command))}

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from oversmooth.reproduce.claim import Evidence, Finding, Judgement
 from oversmooth.reproduce.training import DIGITS, VARIANTS
@@ -21,7 +22,7 @@ def similarity_over_depth(workshop: Workshop) -> Finding:
         for stack in dict.fromkeys(value.stack for value in analysis.measurement.values):
             cosine = [p.mean for p in analysis.measurement.curve("cosine", stack=stack) if p.mean is not None]
             ratio = [p.mean for p in analysis.measurement.curve("hfc_lfc", stack=stack) if p.mean is not None]
-            rises = sum(after > before for before, after in zip(cosine, cosine[1:], strict=False))
+            rises = sum(after > before for before, after in pairwise(cosine))
             rows.append(
                 {
                     "model": f"{name} {stack}".strip(),
@@ -143,7 +144,7 @@ def _digits(workshop: Workshop) -> Iterator[tuple[str, Analysis]]:
 
 
 def _digits_folders(workshop: Workshop) -> tuple[str, ...]:
-    return tuple(f"runs/{DIGITS.wanted(variant, workshop.seeds[0]).folder}" for variant in VARIANTS)
+    return tuple(DIGITS.wanted(variant, workshop.seeds[0]).folder for variant in VARIANTS)
 
 
 def _everything(workshop: Workshop) -> list[tuple[str, Analysis]]:

@@ -31,6 +31,9 @@ class Setting:
             label=self.label,
         )
 
+    def every(self, seeds: Sequence[int], variants: Sequence[str] = VARIANTS) -> list[Wanted]:
+        return [self.wanted(variant, seed) for variant in variants for seed in seeds]
+
     @property
     def words(self) -> str:
         return f"{self.recipe} {self.label}".strip()
@@ -39,10 +42,15 @@ class Setting:
 DIGITS = Setting(
     recipe="digits",
     label="short",
-    overrides=("training.epochs=8", "evaluation.corruptions=true", "evaluation.corruption_images=100"),
+    overrides=("training.epochs=5", "evaluation.corruptions=true", "evaluation.corruption_images=100"),
 )
-FEWER_DATA = Setting(recipe="digits", label="tenth", fraction=0.1, overrides=("training.epochs=30",))
-MORE_LAYERS = Setting(recipe="digits", label="24-layers", overrides=("training.epochs=8", "model.depth=24"))
+FEWER_DATA = Setting(
+    recipe="digits",
+    label="tenth",
+    fraction=0.1,
+    overrides=("training.epochs=30", "watch.evaluate_every=30", "watch.save_every=30"),
+)
+MORE_LAYERS = Setting(recipe="digits", label="24-layers", overrides=("training.epochs=5", "model.depth=24"))
 MINI_BERT = Setting(recipe="mini-bert", label="short", overrides=("training.steps=300",))
 
 
@@ -198,5 +206,5 @@ def against_baselines(workshop: Workshop) -> Finding:
         judgement=judgement,
         because=f"accuracy of {ours} minus that of {words}",
         evidence=(Evidence(title="Accuracy beside the baselines", rows=tuple(rows)),),
-        runs=tuple(f"runs/{DIGITS.wanted(v, seed).folder}" for v in variants for seed in workshop.seeds),
+        runs=tuple(DIGITS.wanted(v, seed).folder for v in variants for seed in workshop.seeds),
     )

@@ -1,19 +1,23 @@
 """Where checks get their analyses and runs from; what several claims need is made once, and kept on the disk.
 
-A run that is there is not trained again, and one that was killed goes on from its last checkpoint, so that
-`reproduce` can be stopped and started at any time.
+Every run is an `oversmooth train` of its own on one thread, as many at once as there are cores: the command in its
+manifest gives the same weights. A run that is there is not trained again and one that was killed goes on from its last
+checkpoint, so that `reproduce` can be stopped and started at any time.
 """
 
 import json
+import os
 import shlex
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from oversmooth.analyze import Stage, analyze
-from oversmooth.recipes.kinds import train
+from oversmooth.errors import RunFailed
 from oversmooth.recipes.manifest import Manifest
-from oversmooth.recipes.runner import Asked
 from oversmooth.results import Analysis, no_progress
 
 
@@ -31,8 +35,17 @@ class Wanted:
 
     @property
     def folder(self) -> str:
+        """Relative to the output folder."""
         parts = [self.recipe, self.label, self.variant, f"seed{self.seed}"]
-        return "-".join(part for part in parts if part)
+        return "runs/" + "-".join(part for part in parts if part)
+
+    def arguments(self, out: Path) -> list[str]:
+        """Of `oversmooth`."""
+        found = ["train", self.recipe, "--variant", self.variant, "--seed", str(self.seed)]
+        found += ["--fraction", str(self.fraction)] if self.fraction != 1 else []
+        for override in self.overrides:
+            found += ["--set", override]
+        return [*found, "--out", str(out / self.folder), "--resume"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +64,19 @@ class Trained:
         return mean
 
 
+def run_command(arguments: Sequence[str]) -> None:
+    """`oversmooth` with these arguments, in a process of its own on one thread."""
+    done = subprocess.run(
+        [sys.executable, "-m", "oversmooth", *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode:
+        raise RunFailed(shlex.join(["oversmooth", *arguments]), done.stderr.strip().splitlines()[-1:] or ["nothing"])
+
+
 @dataclass
 class Workshop:
     """What the checks of one `reproduce` share."""
@@ -59,47 +85,47 @@ class Workshop:
     targets: tuple[str, ...]
     """Pretrained models, for the survey."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    train: Callable[[Asked], object] = field(default=train)
+    command: Callable[[Sequence[str]], None] = run_command
     stage: Stage = lambda name: no_progress
     _analyses: dict[str, Analysis] = field(default_factory=dict)
 
     def surveyed(self) -> list[tuple[str, Analysis]]:
         """Every pretrained model by a short name, analysed once."""
-        return [(_short(target), self._analysed(target)) for target in self.targets]
+        return [(short_name(target), self._analysed(target)) for target in self.targets]
 
     def _analysed(self, target: str) -> Analysis:
         if target not in self._analyses:
-            self.stage(f"Analysing {_short(target)}")
+            self.stage(f"Analysing {short_name(target)}")
             self._analyses[target] = analyze(target, max_samples=8, solve=2)
         return self._analyses[target]
 
+    def train(self, wanted: Sequence[Wanted]) -> None:
+        """Trains what is not there yet."""
+        missing = [each for each in dict.fromkeys(wanted) if not self._is_finished(each)]
+        if not missing:
+            return
+        (self.out / "runs").mkdir(parents=True, exist_ok=True)
+        progress = self.stage("Training")
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for done, _ in enumerate(pool.map(lambda each: self.command(each.arguments(self.out)), missing), 1):
+                progress(done, len(missing))
+
+    def _is_finished(self, wanted: Wanted) -> bool:
+        path = self.out / wanted.folder / "manifest.json"
+        return path.is_file() and Manifest.model_validate_json(path.read_text(encoding="utf-8")).finished
+
     def trained(self, wanted: Wanted) -> Trained:
         """The run, from the disk where it is there."""
-        folder = self.out / "runs" / wanted.folder
-        command = ["oversmooth", "train", wanted.recipe, "--variant", wanted.variant, "--seed", str(wanted.seed)]
-        command += ["--fraction", str(wanted.fraction)] if wanted.fraction != 1 else []
-        for override in wanted.overrides:
-            command += ["--set", override]
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        asked = Asked(
-            name=wanted.recipe,
-            out=folder,
-            variant=wanted.variant,
-            seed=wanted.seed,
-            fraction=wanted.fraction,
-            overrides=wanted.overrides,
-            resume=True,
-            command=shlex.join(command),
-        )
-        self.stage(f"Training {wanted.folder}")
-        self.train(asked)
+        self.train([wanted])
+        folder = self.out / wanted.folder
         return Trained(
-            folder=f"runs/{wanted.folder}",
+            folder=wanted.folder,
             manifest=Manifest.model_validate_json((folder / "manifest.json").read_text(encoding="utf-8")),
             analysis=Analysis.from_dict(json.loads((folder / "analysis.json").read_text(encoding="utf-8"))),
         )
 
 
-def _short(target: str) -> str:
+def short_name(target: str) -> str:
+    """The last two parts of a path or hub id."""
     parts = [part for part in target.rstrip("/").split("/") if part]
     return "/".join(parts[-2:])
