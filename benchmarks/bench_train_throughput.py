@@ -17,6 +17,7 @@ import harness
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -134,28 +135,25 @@ def real_step(folder: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     model = build_model(recipe).train()
     search = torch.optim.AdamW(model.parameters(), 1.25e-4)
-    seconds, operations = [], 0
+    seconds = []
     for part in (draws[:96], draws[96:]):
-        counter = FlopCounterMode(display=False)
         began = time.perf_counter()
         batch = collate([images[draw] for draw in part])
-        with counter:
-            loss = F.cross_entropy(model(batch["x"]), batch["labels"])
-            loss.backward()
+        F.cross_entropy(model(batch["x"]), batch["labels"]).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 5.0)
         search.step()
         search.zero_grad()
         seconds.append(time.perf_counter() - began)
-        operations = counter.get_total_flops()
-    return {"seconds": seconds[-1], "operations": operations, "parameters": sum(p.numel() for p in model.parameters())}
+    parameters = sum(p.numel() for p in model.parameters())
+    return {"seconds": seconds[-1], "operations": operations_of("cifar100", 96), "parameters": parameters}
 
 
 def operations_of(name: str, batch: int) -> float:
-    """Forward and backward of one step of a recipe, counted on a few images."""
+    """Forward and backward of one step of a recipe, counted on two images; fused attention would not be counted."""
     recipe = load_recipe(name)
     model = build_model(recipe).train()
     counter = FlopCounterMode(display=False)
-    with counter:
+    with counter, sdpa_kernel(SDPBackend.MATH):
         model(torch.randn(2, 3, recipe.data.image_size, recipe.data.image_size)).sum().backward()
     return counter.get_total_flops() / 2 * batch
 

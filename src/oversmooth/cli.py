@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+<<<<<<< HEAD
 from oversmooth.commands_reproduce import reproduce
+=======
+from oversmooth.commands_finetune import finetune
+>>>>>>> wip
 from oversmooth.commands_train import train
 from oversmooth.errors import BrokenFile, OutOfRange, OversmoothError
 from oversmooth.progress_bars import one_bar as _progress
@@ -397,7 +401,11 @@ def architectures(json: Json = False) -> None:
 
 
 app.command()(train)
+<<<<<<< HEAD
 app.command()(reproduce)
+=======
+app.command()(finetune)
+>>>>>>> wip
 
 
 def _embedded_default() -> str:

@@ -267,3 +267,11 @@ class TrainingStopped(OversmoothError):
             f"Training stopped after step {step}: {reason.rstrip('.')}.\n"
             f"{kept}; run the same command with --resume once that is mended."
         )
+
+
+class UnusableEncoder(OversmoothError):
+    def __init__(self, checkpoint: str, expected: str, found: str):
+        super().__init__(
+            f"{checkpoint!r} cannot be fine-tuned: expected {expected}, found {found}.\n"
+            "Give the folder or hub id of a text encoder (BERT and its kin) with its tokenizer."
+        )

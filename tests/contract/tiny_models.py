@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from oversmooth.models.live import example_inputs
+from oversmooth.models.live import example_inputs, register_own_models
 from oversmooth.models.module_store import describe
 from oversmooth.torchvision_compat import ensure_torchvision
 
@@ -72,6 +72,7 @@ TINY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "mpnet": ("mpnet", TEXT),
     "deberta-v2": ("deberta-v2", {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
     "modernbert": ("modernbert", {**TEXT, "global_attn_every_n_layers": 2}),
+    "crammed-bert": ("crammed-bert", TEXT),
     "gpt2": ("gpt2", GPT),
     "gpt_bigcode": ("gpt_bigcode", GPT),
     "gpt_bigcode-multi-head": ("gpt_bigcode", {**GPT, "multi_query": False}),
@@ -222,6 +223,7 @@ def _build(case: str) -> nn.Module:
     if case in TINY:
         from transformers import AutoConfig, AutoModel
 
+        register_own_models()
         model_type, config = TINY[case]
         return AutoModel.from_config(AutoConfig.for_model(model_type, **config))
     if case in TIMM:

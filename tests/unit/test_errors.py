@@ -95,6 +95,10 @@ EXAMPLES = {
         (7, "the disk is full", 5),
         ("stopped after step 7", "the disk is full", "checkpoint of step 5 is whole", "--resume"),
     ),
+    "UnusableEncoder": (
+        ("m", "a tokenizer", "none"),
+        ("'m' cannot be fine-tuned", "expected a tokenizer", "found none", "Give the folder"),
+    ),
 }
 """Class name to arguments and to pieces that its text must have."""
 

@@ -87,6 +87,18 @@ MODERNBERT = Arch(
         final_norm="final_norm",
     ),
 )
+CRAMMED_BERT = Arch(
+    name="crammed-bert",
+    model_types=("crammed-bert",),
+    paths=Paths(
+        block="layers.{i}",
+        qkv="attention.qkv",
+        o="attention.output",
+        attn_norm="attention_norm",
+        ffn_norm="ffn_norm",
+        final_norm="final_norm",
+    ),
+)
 
 # --- text, causal ---------------------------------------------------------------------------------------------------
 
@@ -496,7 +508,7 @@ TORCH_ATTENTION = Arch(
 ARCHITECTURES: Mapping[str, Arch] = {
     arch.name: arch
     for arch in (
-        *(BERT, DISTILBERT, ALBERT, MPNET, DEBERTA_V2, MODERNBERT),
+        *(BERT, DISTILBERT, ALBERT, MPNET, DEBERTA_V2, MODERNBERT, CRAMMED_BERT),
         *(GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX, GPTJ, OPT, BLOOM, FALCON, LLAMA, STABLELM, GRANITE),
         *(GEMMA, GEMMA2, OLMO2, COHERE, PHI, JAMBA),
         *(T5_ENCODER, T5_DECODER, WHISPER_ENCODER, WHISPER_DECODER, BART_ENCODER, BART_DECODER),

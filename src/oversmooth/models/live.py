@@ -34,6 +34,7 @@ def load_model(
         import transformers
     except ImportError as error:
         raise MissingDependency("transformers", "hf", f"`{verb}`") from error
+    register_own_models()
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # its report of unused heads is not about us
     transformers.logging.disable_progress_bar()
@@ -46,6 +47,13 @@ def load_model(
     finally:
         transformers.logging.set_verbosity(verbosity)
     return model.eval()
+
+
+def register_own_models() -> None:
+    """Makes transformers' Auto classes know the model types that this package itself defines."""
+    from oversmooth.recipes.language.crammed_bert import register
+
+    register()
 
 
 def _load_timm(source: Source, verb: str, dtype: torch.dtype) -> nn.Module:

@@ -1,0 +1,1 @@
+"""The paper's language models: Cramming-BERT on The Pile, then SuperGLUE."""

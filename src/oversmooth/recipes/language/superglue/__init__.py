@@ -1,0 +1,1 @@
+"""SuperGLUE: eight tasks and two diagnostic sets, in the official formats, with the official metrics."""
