@@ -54,7 +54,7 @@ def open_run(
     model = load_model(source, verb, trust_remote_code=trust_remote_code)
     if device is not None:
         move(model, device)
-    live = source if source.module is model else open_source(model)
+    live = source if isinstance(source.store, ModuleStore) else open_source(model)
     assert isinstance(live.store, ModuleStore)
     stacks = live.stacks()
     description = "batches given by the caller"
