@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-<<<<<<< HEAD
-from oversmooth.commands_reproduce import reproduce
-=======
 from oversmooth.commands_finetune import finetune
->>>>>>> wip
+from oversmooth.commands_reproduce import reproduce
 from oversmooth.commands_train import train
 from oversmooth.errors import BrokenFile, OutOfRange, OversmoothError
 from oversmooth.progress_bars import one_bar as _progress
@@ -401,11 +398,8 @@ def architectures(json: Json = False) -> None:
 
 
 app.command()(train)
-<<<<<<< HEAD
-app.command()(reproduce)
-=======
 app.command()(finetune)
->>>>>>> wip
+app.command()(reproduce)
 
 
 def _embedded_default() -> str:

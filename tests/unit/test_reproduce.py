@@ -17,10 +17,23 @@ from oversmooth.reproduce.claim import Evidence, Finding
 from oversmooth.reproduce.claims import CLAIMS, chosen
 from oversmooth.reproduce.pages import markdown_of, page_of
 from oversmooth.reproduce.paired import paired_difference
-from oversmooth.reproduce.workshop import Wanted, Workshop, run_command
+from oversmooth.reproduce.workshop import Trained, Wanted, Workshop, run_command
 from tests.contract.tiny_models import tiny_model
 
 SEEDS = (0, 1, 2)
+
+
+class PretendedRun(Trained):
+    """A run of which only numbers are known."""
+
+    def __init__(self, folder, value, analysis):
+        results = {"eval_accuracy": value, "corruption_accuracy": value, "eval_loss": value}
+        for name, given in (("folder", folder), ("analysis", analysis), ("value", value)):
+            object.__setattr__(self, name, given)
+        object.__setattr__(self, "manifest", SimpleNamespace(results=results))
+
+    def last(self, metric):
+        return self.value
 
 
 class Pretended(Workshop):
@@ -34,14 +47,8 @@ class Pretended(Workshop):
         return list(self.analyses)
 
     def trained(self, wanted):
-        value = self.numbers[wanted.variant][wanted.seed]
-        results = {"eval_accuracy": value, "corruption_accuracy": value, "eval_loss": value}
-        return SimpleNamespace(
-            folder=wanted.folder,
-            manifest=SimpleNamespace(results=results),
-            analysis=self.analyses[0][1] if self.analyses else None,
-            last=lambda metric: value,
-        )
+        analysis = self.analyses[0][1] if self.analyses else None
+        return PretendedRun(wanted.folder, self.numbers[wanted.variant][wanted.seed], analysis)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +70,7 @@ def test_the_interval_is_that_of_the_paired_t_test():
 
 @pytest.mark.parametrize(("shift", "sign"), [(0.5, 1), (-0.5, -1)])
 def test_a_clear_difference_has_a_sign(shift, sign):
-    assert paired_difference([shift, shift + 0.01, shift], [0, 0, 0]).sign == sign
+    assert paired_difference([shift, shift + 0.01, shift], [0.0, 0.0, 0.0]).sign == sign
 
 
 # --- judgements -----------------------------------------------------------------------------------------------------

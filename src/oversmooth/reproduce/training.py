@@ -142,7 +142,7 @@ def vision_accuracy(workshop: Workshop) -> Finding:
         ("accuracy", MORE_LAYERS, accuracy),
     )
     found = [compared(workshop, setting, number, what) for what, setting, number in conditions]
-    best = [max(each.differences.values(), key=lambda d: d.low).sign for each in found]
+    best = [max(difference.sign for difference in each.differences.values()) for each in found]
     judgement: Judgement = (
         "confirmed" if all(sign > 0 for sign in best) else "refuted" if all(sign < 0 for sign in best) else "undecided"
     )
