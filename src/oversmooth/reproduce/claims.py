@@ -129,7 +129,10 @@ CLAIMS = (
         "severities, twice the layers. At cpu scale on digits.",
         confirmed_if="in every condition one of the two is clearly better than vanilla",
         refuted_if="in every condition both are clearly worse",
-        cost={"cpu": "about ten minutes", "full": "about 1,000 GPU hours on an RTX 4090 class card"},
+        cost={
+            "cpu": "about ten minutes",
+            "full": "weeks on one GPU; projected per recipe in benchmarks/results/train_throughput.json",
+        },
         commands=(
             *_recipes(_IMAGES, training.VARIANTS),
             *_recipes(("cifar100",), training.VARIANTS, " --fraction 0.1"),
@@ -161,7 +164,7 @@ CLAIMS = (
         protocol="Test accuracy of the better of sharpen and smooth against both, three seeds, paired.",
         confirmed_if="it is clearly better than both",
         refuted_if="one of them is clearly better",
-        cost={"cpu": "about three minutes", "full": "about 400 GPU hours"},
+        cost={"cpu": "about three minutes", "full": "six more runs of cifar100"},
         commands=_recipes(("cifar100",), training.BASELINES),
         needs=baselines,
         check=training.against_baselines,

@@ -16,10 +16,13 @@ def reproduce(claims: tuple[Claim, ...], workshop: Workshop, command: str = "") 
     workshop.train([wanted for claim in claims for wanted in claim.needs(workshop.seeds)])
     for claim in claims:
         checked.append((claim, claim.check(workshop)))
-        texts = {"claims.md": markdown_of(checked), "claims.html": render(page_of(checked, command))}
-        for name, text in texts.items():
-            write_whole(workshop.out / name, lambda partial, text=text: partial.write_text(text, encoding="utf-8"))
+        _write(workshop.out / "claims.md", markdown_of(checked))
+        _write(workshop.out / "claims.html", render(page_of(checked, command)))
     return checked
+
+
+def _write(path: Path, text: str) -> None:
+    write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 def found_models() -> tuple[str, ...]:
