@@ -131,7 +131,7 @@ CLAIMS = (
         refuted_if="in every condition both are clearly worse",
         cost={
             "cpu": "about ten minutes",
-            "full": "weeks on one GPU; projected per recipe in benchmarks/results/train_throughput.json",
+            "full": "weeks on one GPU; projected in benchmarks/results/train_throughput.json",
         },
         commands=(
             *_recipes(_IMAGES, training.VARIANTS),
