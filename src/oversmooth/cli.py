@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oversmooth.commands_finetune import finetune
+from oversmooth.commands_reproduce import reproduce
 from oversmooth.commands_train import train
 from oversmooth.errors import BrokenFile, OutOfRange, OversmoothError
 from oversmooth.progress_bars import one_bar as _progress
@@ -398,6 +399,7 @@ def architectures(json: Json = False) -> None:
 
 app.command()(train)
 app.command()(finetune)
+app.command()(reproduce)
 
 
 def _embedded_default() -> str:

@@ -76,6 +76,14 @@ class NotWritable(OversmoothError):
         super().__init__(f"{file} cannot be written: {reason}.\n{advice}")
 
 
+class RunFailed(OversmoothError):
+    def __init__(self, command: str, last_words: Sequence[str]):
+        said = " ".join(last_words)
+        super().__init__(
+            f"A run was expected to finish; it ended with {said!r}.\nRun it by itself to see all of it:\n{command}"
+        )
+
+
 class UnsafePickle(OversmoothError):
     def __init__(self, file: str, reason: str):
         super().__init__(

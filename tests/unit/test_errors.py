@@ -28,6 +28,10 @@ EXAMPLES = {
         ("f cannot be read", "expected a header", "found nothing", "copy the file"),
     ),
     "NotWritable": (("f", "no folder"), ("f cannot be written: no folder", "in an existing folder")),
+    "RunFailed": (
+        ("oversmooth train digits", ["No space left on device"]),
+        ("expected to finish", "No space left on device", "oversmooth train digits"),
+    ),
     "UnsafePickle": (
         ("f", "GLOBAL os.system"),
         ("GLOBAL os.system", "nothing was executed", "Convert it to safetensors"),

@@ -118,9 +118,15 @@ LEVELS = (
     ("recipes.runner",),
     ("recipes.kinds", "recipes.language.superglue.job"),
     ("recipes.vision.kind", "recipes.language.kind", "recipes.language.superglue.finetune", "commands_train"),
-    ("commands_finetune",),
+    ("commands_finetune", "reproduce", "reproduce.paired", "reproduce.workshop"),
+    ("reproduce.claim",),
+    ("reproduce.training", "reproduce.pages"),
+    ("reproduce.survey", "reproduce.reproduction"),
+    ("reproduce.claims",),
+    ("commands_reproduce",),
     ("",),  # the package itself: the public names
     ("cli",),
+    ("__main__",),
 )
 """Modules from the bottom to the top; a new module needs a place here."""
 

@@ -1,0 +1,5 @@
+"""`python -m oversmooth`."""
+
+from oversmooth.cli import main
+
+main()

@@ -1,0 +1,78 @@
+"""Findings as one Markdown table and one HTML page; both are made of the same rows."""
+
+from collections.abc import Sequence
+
+from oversmooth.report.blocks import Block, Items, Page, Section, Strip, StripItem, Words, table_of
+from oversmooth.reproduce.claim import Claim, Evidence, Finding
+
+TONES = {"confirmed": "sharpening", "refuted": "smoothing", "undecided": "undecided"}
+"""Colours of the page, by judgement."""
+SCALED_DOWN = (
+    "A scaled-down check on two CPU cores: small models, embedded data, three seeds. It tests the mechanism, not the "
+    "paper's own numbers; those take the GPU commands listed with each claim."
+)
+Checked = Sequence[tuple[Claim, Finding]]
+
+
+def markdown_of(checked: Checked) -> str:
+    """The summary first, then every claim with its protocol and tables."""
+    lines = ["# The paper's claims, checked", "", SCALED_DOWN, "", "| claim | judgement | because |", "|---|---|---|"]
+    lines += [f"| {c.number} {c.name} | **{f.judgement}** | {_cell(f.because)} |" for c, f in checked]
+    for claim, finding in checked:
+        lines += ["", f"## {claim.number}. {claim.statement}", "", f"**{finding.judgement}**: {finding.because}.", ""]
+        lines += [f"- Protocol: {claim.protocol}", f"- Confirmed if {claim.confirmed_if}."]
+        lines += [f"- Refuted if {claim.refuted_if}.", "- Undecided otherwise."]
+        if finding.runs:
+            manifests = ", ".join(f"[{run.split('/')[-1]}]({run}/manifest.json)" for run in finding.runs)
+            lines += [f"- Manifests: {manifests}"]
+        for evidence in finding.evidence:
+            lines += ["", *_markdown_table(evidence)]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_table(evidence: Evidence) -> list[str]:
+    if not evidence.rows:
+        return [f"{evidence.title}: no rows."]
+    names = list(evidence.rows[0])
+    lines = [f"### {evidence.title}", "", "| " + " | ".join(n.replace("_", " ") for n in names) + " |"]
+    lines.append("|" + "---|" * len(names))
+    return lines + ["| " + " | ".join(_cell(row[n]) for n in names) + " |" for row in evidence.rows]
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|")
+
+
+def page_of(checked: Checked, command: str) -> Page:
+    """The judgements at a glance, then a section per claim."""
+    counts = {word: sum(f.judgement == word for _, f in checked) for word in TONES}
+    words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    strip = Strip(
+        label="Judgements",
+        items=tuple(
+            StripItem(title=f"{c.number} {c.name}", word=f.judgement, tone=TONES[f.judgement], lines=(f.because,))
+            for c, f in checked
+        ),
+    )
+    first = Section(id="summary", blocks=(Words(text=SCALED_DOWN, kind="note"), strip))
+    return Page(
+        title="oversmooth: the paper's claims",
+        eyebrow="Setting the Record Straight on Transformer Oversmoothing (arXiv 2401.04301)",
+        verdict=f"Of {len(checked)} claims: {words}.",
+        facts=(("command", command),),
+        sections=(first, *(_section(claim, finding) for claim, finding in checked)),
+        footer="Made by oversmooth. This page needs no network and sends nothing anywhere.",
+    )
+
+
+def _section(claim: Claim, finding: Finding) -> Section:
+    blocks: list[Block] = [Words(text=f"{finding.judgement}: {finding.because}.", mark="observed")]
+    blocks += [
+        table_of(f"claim-{claim.number}-{order}", evidence.title, evidence.rows)
+        for order, evidence in enumerate(finding.evidence)
+    ]
+    facts = [claim.protocol, f"Confirmed if {claim.confirmed_if}.", f"Refuted if {claim.refuted_if}."]
+    blocks.append(Items(items=(*facts, "Undecided otherwise.")))
+    if finding.runs:
+        blocks.append(Words(text="Manifests: " + ", ".join(f"{run}/manifest.json" for run in finding.runs)))
+    return Section(id=f"claim-{claim.number}", title=f"{claim.number}. {claim.statement}", blocks=tuple(blocks))

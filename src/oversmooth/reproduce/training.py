@@ -1,0 +1,210 @@
+"""Claims 5 to 8: what the parametrization does to models that are trained with it, paired over seeds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from oversmooth.reproduce.claim import Evidence, Finding, Judgement
+from oversmooth.reproduce.paired import Difference, paired_difference
+from oversmooth.reproduce.workshop import Trained, Wanted, Workshop
+
+VARIANTS = ("vanilla", "sharpen", "smooth")
+BASELINES = ("attnscale", "featscale")
+Number = Callable[[Trained], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One recipe under one condition."""
+
+    recipe: str
+    label: str = ""
+    fraction: float = 1.0
+    overrides: tuple[str, ...] = ()
+
+    def wanted(self, variant: str, seed: int) -> Wanted:
+        return Wanted(
+            recipe=self.recipe,
+            variant=variant,
+            seed=seed,
+            fraction=self.fraction,
+            overrides=self.overrides,
+            label=self.label,
+        )
+
+    def every(self, seeds: Sequence[int], variants: Sequence[str] = VARIANTS) -> list[Wanted]:
+        return [self.wanted(variant, seed) for variant in variants for seed in seeds]
+
+    @property
+    def words(self) -> str:
+        return f"{self.recipe} {self.label}".strip()
+
+
+DIGITS = Setting(
+    recipe="digits",
+    label="short",
+    overrides=("training.epochs=5", "evaluation.corruptions=true", "evaluation.corruption_images=100"),
+)
+FEWER_DATA = Setting(
+    recipe="digits",
+    label="tenth",
+    fraction=0.1,
+    overrides=("training.epochs=30", "watch.evaluate_every=30", "watch.save_every=30"),
+)
+MORE_LAYERS = Setting(recipe="digits", label="24-layers", overrides=("training.epochs=5", "model.depth=24"))
+MINI_BERT = Setting(recipe="mini-bert", label="short", overrides=("training.steps=300",))
+
+
+def accuracy(run: Trained) -> float:
+    return run.manifest.results["eval_accuracy"]
+
+
+def robustness(run: Trained) -> float:
+    return run.manifest.results["corruption_accuracy"]
+
+
+def masked_loss(run: Trained) -> float:
+    return run.manifest.results["eval_loss"]
+
+
+def last_cosine(run: Trained) -> float:
+    return run.last("cosine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """The runs of one setting, and differences of one number to vanilla."""
+
+    rows: tuple[dict[str, object], ...]
+    differences: Mapping[str, Difference]
+    runs: tuple[str, ...]
+
+
+def compared(
+    workshop: Workshop, setting: Setting, number: Number, what: str, variants: Sequence[str] = VARIANTS
+) -> Compared:
+    """Every variant on every seed; the first variant is what the others are compared with."""
+    values: dict[str, list[float]] = {}
+    folders = []
+    for variant in variants:
+        for seed in workshop.seeds:
+            run = workshop.trained(setting.wanted(variant, seed))
+            values.setdefault(variant, []).append(number(run))
+            folders.append(run.folder)
+    differences = {v: paired_difference(values[v], values[variants[0]]) for v in variants[1:]}
+    rows = tuple(
+        {
+            "setting": setting.words,
+            "variant": variant,
+            what: round(sum(found) / len(found), 4),
+            "seeds": " ".join(f"{value:.4f}" for value in found),
+            f"minus_{variants[0]}": str(differences[variant]) if variant in differences else "",
+        }
+        for variant, found in values.items()
+    )
+    return Compared(rows=rows, differences=differences, runs=tuple(folders))
+
+
+def parametrization_decides(workshop: Workshop) -> Finding:
+    """Claim 5: mean cosine after the last layer, sharpened below vanilla below smoothed, in both fields."""
+    found = [compared(workshop, setting, last_cosine, "last_cosine") for setting in (DIGITS, MINI_BERT)]
+    signs = [(each.differences["sharpen"].sign, each.differences["smooth"].sign) for each in found]
+    apart = [
+        paired_difference(*(_cosines(workshop, setting, variant) for variant in ("smooth", "sharpen"))).sign
+        for setting in (DIGITS, MINI_BERT)
+    ]
+    wrong = any(sign < 0 for sign in apart)
+    judgement: Judgement = "refuted" if wrong else "confirmed" if all(sign > 0 for sign in apart) else "undecided"
+    words = "; ".join(
+        f"{setting.recipe}: sharpen {each.differences['sharpen']}, smooth {each.differences['smooth']} against vanilla"
+        for setting, each in zip((DIGITS, MINI_BERT), found, strict=True)
+    )
+    between = "vanilla between" if all(sign == (-1, 1) for sign in signs) else "vanilla not clearly between"
+    return Finding(
+        judgement=judgement,
+        because=f"{words}; {between}",
+        evidence=tuple(
+            Evidence(title=f"Last-layer cosine, {each.rows[0]['setting']}", rows=each.rows) for each in found
+        ),
+        runs=tuple(folder for each in found for folder in each.runs),
+    )
+
+
+def _cosines(workshop: Workshop, setting: Setting, variant: str) -> list[float]:
+    return [last_cosine(workshop.trained(setting.wanted(variant, seed))) for seed in workshop.seeds]
+
+
+def vision_accuracy(workshop: Workshop) -> Finding:
+    """Claim 6: accuracy with all data, a tenth of it, corrupted images and twice the layers."""
+    conditions = (
+        ("accuracy", DIGITS, accuracy),
+        ("accuracy", FEWER_DATA, accuracy),
+        ("corruption_accuracy", DIGITS, robustness),
+        ("accuracy", MORE_LAYERS, accuracy),
+    )
+    found = [compared(workshop, setting, number, what) for what, setting, number in conditions]
+    best = [max(difference.sign for difference in each.differences.values()) for each in found]
+    judgement: Judgement = (
+        "confirmed" if all(sign > 0 for sign in best) else "refuted" if all(sign < 0 for sign in best) else "undecided"
+    )
+    better = sum(sign > 0 for sign in best)
+    return Finding(
+        judgement=judgement,
+        because=f"a controlled model is clearly better than vanilla in {better} of {len(best)} conditions",
+        evidence=tuple(
+            Evidence(title=f"{what.replace('_', ' ')}, {setting.words}", rows=each.rows)
+            for (what, setting, _), each in zip(conditions, found, strict=True)
+        ),
+        runs=tuple(dict.fromkeys(folder for each in found for folder in each.runs)),
+    )
+
+
+def language_loss(workshop: Workshop) -> Finding:
+    """Claim 7: masked-token loss, which forcing either way raises."""
+    found = compared(workshop, MINI_BERT, masked_loss, "eval_loss")
+    signs = [difference.sign for difference in found.differences.values()]
+    judgement: Judgement = (
+        "confirmed"
+        if all(sign > 0 for sign in signs)
+        else "refuted"
+        if any(sign < 0 for sign in signs)
+        else "undecided"
+    )
+    words = ", ".join(f"{variant} {difference}" for variant, difference in found.differences.items())
+    return Finding(
+        judgement=judgement,
+        because=f"masked-token loss against vanilla: {words}",
+        evidence=(Evidence(title="Masked-token loss", rows=found.rows),),
+        runs=found.runs,
+    )
+
+
+def against_baselines(workshop: Workshop) -> Finding:
+    """Claim 8: accuracy of the better controlled model against AttnScale and FeatScale."""
+    variants = (*VARIANTS[1:], *BASELINES)
+    values = {v: [accuracy(workshop.trained(DIGITS.wanted(v, seed))) for seed in workshop.seeds] for v in variants}
+    ours = max(VARIANTS[1:], key=lambda variant: sum(values[variant]))
+    differences = {baseline: paired_difference(values[ours], values[baseline]) for baseline in BASELINES}
+    signs = [difference.sign for difference in differences.values()]
+    judgement: Judgement = (
+        "confirmed"
+        if all(sign > 0 for sign in signs)
+        else "refuted"
+        if any(sign < 0 for sign in signs)
+        else "undecided"
+    )
+    rows = [
+        {
+            "variant": variant,
+            "accuracy": round(sum(found) / len(found), 4),
+            "seeds": " ".join(f"{value:.4f}" for value in found),
+            f"{ours}_minus_it": str(differences[variant]) if variant in differences else "",
+        }
+        for variant, found in values.items()
+    ]
+    words = ", ".join(f"{baseline} {difference}" for baseline, difference in differences.items())
+    return Finding(
+        judgement=judgement,
+        because=f"accuracy of {ours} minus that of {words}",
+        evidence=(Evidence(title="Accuracy beside the baselines", rows=tuple(rows)),),
+        runs=tuple(DIGITS.wanted(v, seed).folder for v in variants for seed in workshop.seeds),
+    )
