@@ -26,7 +26,7 @@ print(json.dumps(prepare_corpus(settings, Path(sys.argv[2])).facts))
 def write_corpus(path: Path, size: int) -> None:
     """The odd documents once, then one block of ordinary ones over and over until the size is reached."""
     draw = random.Random(harness.SEED)
-    words = ["".join(draw.choices("etaoinshrdlucmfwypvbgk", k=draw.randint(2, 9))) for _ in range(30_000)]
+    words = ["".join(draw.choices("etaoinshrdlucmfwypvbgk", k=draw.randint(2, 9))) for _ in range(5_000)]
     weights = [1 / (rank + 2) for rank in range(len(words))]
     block, at = [], 0
     text = draw.choices(words, weights, k=3_000_000)
