@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from oversmooth.errors import OutOfRange, UnreadableData
 from oversmooth.recipes.language.documents import Progress, Tally, corpus_files, documents
-from oversmooth.recipes.language.packing import Packer, batches_of_texts, sentence_length_order
+from oversmooth.recipes.language.packing import Packer, batches_of_texts, chunks, pieces, sentence_length_order
 from oversmooth.recipes.language.wordpiece import save_tokenizer, train_wordpiece
 from oversmooth.writing import folder_whole, write_whole
 
@@ -187,7 +187,7 @@ def _tokenizer(settings: CorpusSettings, folder: Path, report: Report) -> Any:
 
         def texts() -> Iterator[str]:
             found = documents(settings.source, Tally(), report=lambda done: report("Training the vocabulary", done))
-            return islice(found, min(limits, default=None))
+            return (piece for text in islice(found, min(limits, default=None)) for piece in pieces(text))
 
         trained = train_wordpiece(texts, settings.vocab_size, settings.english_keyboard)
         with folder_whole(folder / "tokenizer") as partial:
@@ -248,9 +248,8 @@ def unigram_entropy(path: Path, vocabulary: int) -> float:
     from oversmooth.recipes.language.wordpiece import SPECIAL_TOKENS
 
     counts = numpy.zeros(vocabulary, numpy.int64)
-    tokens = numpy.memmap(path, numpy.uint16, "r")
-    for start in range(0, len(tokens), 2**24):
-        counts += numpy.bincount(tokens[start : start + 2**24], minlength=vocabulary)
+    for tokens in chunks(path):
+        counts += numpy.bincount(tokens, minlength=vocabulary)
     counts[: len(SPECIAL_TOKENS)] = 0
     p = counts[counts > 0] / max(counts.sum(), 1)
     return -math.fsum((p * numpy.log(p)).tolist()) + 0.0

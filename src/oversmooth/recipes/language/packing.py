@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from oversmooth.recipes.language.wordpiece import SEP, SPECIAL_TOKENS
 
 BATCH_DOCUMENTS = 256
-BATCH_CHARACTERS = 2**20
+BATCH_CHARACTERS = 2**19
 """Texts that are tokenized together; a longer one goes in pieces of this size, cut at a space."""
+CHUNK = 2**22
+"""Tokens of a file that are looked at together."""
 SEP_ID = SPECIAL_TOKENS.index(SEP)
 Tokens = NDArray[numpy.uint16]
 
@@ -43,7 +45,7 @@ def _tokenized(tokenizer: Any, batch: list[str]) -> list[tuple[Tokens, int]]:
         if len(text) <= BATCH_CHARACTERS:
             tokens = _ids(next(encodings))
         else:
-            parts = (tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0] for piece in _pieces(text))
+            parts = (tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0] for piece in pieces(text))
             tokens = numpy.concatenate([_ids(part) for part in parts])
         found.append((tokens, len(text)))
     return found
@@ -53,7 +55,8 @@ def _ids(encoding: Any) -> Tokens:
     return numpy.asarray(encoding.ids, numpy.uint16)
 
 
-def _pieces(text: str) -> Iterator[str]:
+def pieces(text: str) -> Iterator[str]:
+    """A long text in parts, cut at spaces: tokenizers keep some eighty bytes per character of what they work on."""
     start = 0
     while start < len(text):
         end = start + BATCH_CHARACTERS
@@ -101,16 +104,23 @@ class Packer:
         return {"sequences": self.sequences, "left": self._left.tolist()}
 
 
+def chunks(path: Path, size: int = CHUNK) -> Iterator[Tokens]:
+    """The tokens of a file, so many at a time; read and not mapped, since mapped pages stay in memory."""
+    with path.open("rb") as file:
+        while len(tokens := numpy.fromfile(file, numpy.uint16, size)):
+            yield tokens
+
+
 def sentence_length_order(path: Path, sequences: int, length: int, stop: int | None, out: Path) -> None:
     """Writes the numbers of the sequences by falling number of full stops, equal ones in reading order.
 
     A counting sort in two passes over the file, since a sequence has at most `length` full stops.
     """
-    tokens = numpy.memmap(path, numpy.uint16, "r", shape=(sequences, length))
-    step = max(1, 2**22 // length)
+    step = max(1, CHUNK // length)
     counts = numpy.zeros(sequences, numpy.uint16)
-    for start in range(0, sequences, step):
-        counts[start : start + step] = (tokens[start : start + step] == (-1 if stop is None else stop)).sum(1)
+    for number, tokens in enumerate(chunks(path, step * length)):
+        part = tokens.reshape(-1, length)
+        counts[number * step : number * step + len(part)] = (part == (-1 if stop is None else stop)).sum(1)
     sizes = numpy.bincount(counts, minlength=length + 1)
     begins = numpy.cumsum(sizes[::-1])[::-1] - sizes  # most full stops first
     partial = out.with_suffix(".partial")

@@ -15,7 +15,7 @@ ALPHABET = 1000
 
 
 def untrained_wordpiece(english_keyboard: bool) -> "Tokenizer":
-    """The rules before any vocabulary: quotes and spaces made plain, lower case, accents taken off.
+    """The rules before any vocabulary: quotes made plain, lower case, accents taken off.
 
     `english_keyboard` also takes out every character beyond ASCII, as the published corpus was made.
     """
@@ -28,7 +28,6 @@ def untrained_wordpiece(english_keyboard: bool) -> "Tokenizer":
         normalizers.NFD(),
         normalizers.Lowercase(),
         normalizers.StripAccents(),
-        normalizers.Replace(Regex(" {2,}"), " "),
     ]
     steps += [normalizers.Replace(Regex(r"[^\x00-\x7F]+"), "")] if english_keyboard else []
     tokenizer.normalizer = normalizers.Sequence(steps)
