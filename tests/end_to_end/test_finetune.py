@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -164,6 +166,16 @@ def test_a_wrong_word_ends_in_one_message_and_no_folder(encoder, tmp_path, words
         assert part in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_process_of_its_own_says_what_is_wrong_without_a_traceback(tmp_path):
+    """Nothing has imported transformers there, and beside a CPU-only torch that needs our cure first."""
+    code = "from oversmooth.cli import main; main()"
+    (tmp_path / "empty").mkdir()
+    command = [sys.executable, "-c", code, "finetune", str(tmp_path / "empty"), "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: Expected weights")
 
 
 LEARNING = ("training.epochs=12", "optimizer.learning_rate=3e-3", "training.max_tokens=48")

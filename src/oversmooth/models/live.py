@@ -51,6 +51,7 @@ def load_model(
 
 def register_own_models() -> None:
     """Makes transformers' Auto classes know the model types that this package itself defines."""
+    ensure_torchvision()
     from oversmooth.recipes.language.crammed_bert import register
 
     register()

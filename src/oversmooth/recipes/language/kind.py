@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from oversmooth.errors import OutOfRange
+from oversmooth.models.live import register_own_models
 from oversmooth.recipes.job import Evaluate, Job, Numbers, Rhythm
 from oversmooth.recipes.kinds import Kind
 from oversmooth.recipes.language.budget import ClockPlan, Plan, StepPlan, triangle
@@ -142,9 +143,9 @@ def probe(corpus: Corpus, count: int) -> dict[str, torch.Tensor]:
 
 def build_model(recipe: LanguageRecipe, vocabulary: int) -> nn.Module:
     """A fresh model; seed torch before."""
-    from oversmooth.recipes.language.crammed_bert import CrammedBertConfig, CrammedBertForMaskedLM, register
+    register_own_models()
+    from oversmooth.recipes.language.crammed_bert import CrammedBertConfig, CrammedBertForMaskedLM
 
-    register()
     return CrammedBertForMaskedLM(CrammedBertConfig(**recipe.model_arguments(vocabulary)))
 
 
