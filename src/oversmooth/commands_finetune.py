@@ -40,13 +40,13 @@ def finetune(
     import sys
 
     from oversmooth.recipes.language.superglue.finetune import finetune as finetune_
-    from oversmooth.recipes.runner import is_first_process
+    from oversmooth.recipes.runner import is_first_process, process_group_ends
 
     try:
         numbers = [int(word) for word in seeds.split(",")]
     except ValueError as error:
         raise OutOfRange("--seeds", seeds, "whole numbers with commas, such as 0,1,2") from error
-    with stages() as stage:
+    with process_group_ends(), stages() as stage:
         found = finetune_(
             checkpoint,
             out,

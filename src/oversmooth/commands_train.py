@@ -39,7 +39,7 @@ def train(
     import sys
 
     from oversmooth.recipes.kinds import train as train_
-    from oversmooth.recipes.runner import Asked, is_first_process
+    from oversmooth.recipes.runner import Asked, is_first_process, process_group_ends
 
     folder = out or Path(f"{Path(recipe).stem}-{variant}-seed{seed}")
     asked = Asked(
@@ -52,7 +52,7 @@ def train(
         resume=resume,
         command=shlex.join(["oversmooth", *sys.argv[1:]]),
     )
-    with one_bar("Training steps") as progress:
+    with process_group_ends(), one_bar("Training steps") as progress:
         finished = train_(asked, data, progress)
     if not is_first_process():
         return

@@ -260,7 +260,7 @@ def test_two_processes_train_as_one_does(tmp_path):
     more = ("augmentation.mixup=0.8", "augmentation.mix_group=48", "augmentation.crop=pad", "augmentation.padding=1")
     trained(tmp_path / "one", *more, variant="sharpen")
     settings = [word for setting in (*TINY, *more) for word in ("--set", setting)]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29531"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     command += ["--no-python", sys.executable, "-c", "from oversmooth.cli import main; main()"]
     command += ["train", "digits", "--variant", "sharpen", "--out", str(tmp_path / "two"), *settings]
     done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=300)

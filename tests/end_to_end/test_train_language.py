@@ -255,7 +255,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(tmp_path, moment, co
 def test_two_processes_train_as_one_does(tmp_path):
     """At the same global batch, which grows: losses agree within 1e-3 of their size, which is rounding in another order."""
     trained(tmp_path / "one", variant="sharpen")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29541"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     command += ["--no-python", sys.executable, "-c", "from oversmooth.cli import main; main()"]
     command += ["train", "mini-bert", "--variant", "sharpen", "--out", str(tmp_path / "two"), *SETTINGS]
     done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=300)

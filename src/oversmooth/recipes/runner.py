@@ -10,7 +10,8 @@ OUT/analysis.json       the final Analysis (`oversmooth report OUT/analysis.json
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,16 @@ class Run:
 def is_first_process() -> bool:
     """Whether this is the process that writes; before torch.distributed is set up."""
     return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def process_group_ends() -> Iterator[None]:
+    """Ends torch.distributed with the command: its threads abort the process if the interpreter ends first."""
+    try:
+        yield
+    finally:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def require_place(asked: Asked) -> None:
