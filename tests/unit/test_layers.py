@@ -14,6 +14,7 @@ ROOT = Path(oversmooth.__file__).parent
 LEVELS = (
     (
         "errors",
+        "pins",
         "progress_bars",
         "recipes",
         "recipes.schedule",

@@ -1,6 +1,7 @@
 """The manifest of a run: enough to repeat it, and what it cost."""
 
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -14,10 +15,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 import oversmooth.provenance
 from oversmooth.errors import BrokenFile
+from oversmooth.pins import NAME as PINS
+from oversmooth.pins import differences_from_pins
 from oversmooth.writing import write_whole
 
 NAME = "manifest.json"
 SCHEMA_VERSION = 1
+log = logging.getLogger(__name__)
 MORE_PACKAGES = ("accelerate", "datasets", "tokenizers", "torchvision", "scikit-learn", "pillow", "pydantic")
 
 
@@ -30,6 +34,8 @@ class Session(BaseModel):
     seconds: float | None = None
     hardware: dict[str, Any]
     versions: dict[str, str]
+    other_than_pinned: dict[str, str] = {}
+    """Packages whose version is not that of constraints.txt, in words."""
     commit: str | None
 
 
@@ -103,9 +109,19 @@ def new_session(from_step: int, processes: int) -> Session:
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         from_step=from_step,
         hardware=hardware(processes),
-        versions=versions(),
+        versions=(found := versions()),
+        other_than_pinned=warned_differences(found),
         commit=commit(),
     )
+
+
+def warned_differences(found: dict[str, str]) -> dict[str, str]:
+    """What differs from the pinned versions; said aloud, because it can change numbers."""
+    differences = differences_from_pins(found)
+    if differences:
+        words = ", ".join(f"{package} {difference}" for package, difference in differences.items())
+        log.warning("Versions other than those of %s: %s. Numbers can differ.", PINS, words)
+    return differences
 
 
 def versions() -> dict[str, str]:
