@@ -1,13 +1,18 @@
 """`reproduce`: judgements follow their own rules, whatever the numbers; the pages show what was found."""
 
+import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+import typer
 from scipy import stats
 
 from oversmooth import analyze
+from oversmooth.cli import app
 from oversmooth.errors import RunFailed, UnknownName
 from oversmooth.recipes.kinds import load_recipe
 from oversmooth.recipes.variants import require_variant
@@ -17,6 +22,7 @@ from oversmooth.reproduce.claim import Evidence, Finding
 from oversmooth.reproduce.claims import CLAIMS, chosen
 from oversmooth.reproduce.pages import markdown_of, page_of
 from oversmooth.reproduce.paired import paired_difference
+from oversmooth.reproduce.reproduction import reproduce
 from oversmooth.reproduce.workshop import Trained, Wanted, Workshop, run_command
 from tests.contract.tiny_models import tiny_model
 
@@ -207,6 +213,47 @@ def test_a_run_that_fails_names_its_command():
         run_command(["train", "no-such-recipe"])
 
 
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+class SurveyOnly(Pretended):
+    """Nothing to train."""
+
+    def __init__(self, out, analyses):
+        super().__init__({}, analyses)
+        self.out = out
+
+    def train(self, wanted):
+        assert not wanted
+
+
+def test_two_runs_write_the_same_numbers_beside_what_may_differ(tmp_path, analysed):
+    for name in ("one", "two"):
+        reproduce(chosen("similarity"), SurveyOnly(tmp_path / name, [("tiny", analysed)]), "oversmooth reproduce 1")
+    first, second = ((tmp_path / name / "claims.json").read_bytes() for name in ("one", "two"))
+    assert first == second
+    assert json.loads(first)["similarity"]["judgement"] == "undecided"
+    manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
+    assert manifest["seeds"] == list(SEEDS)
+    assert manifest["versions"]["torch"] == torch.__version__
+    assert manifest["judgements"] == {"similarity": "undecided"}
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [
+        "claims.html",
+        "claims.json",
+        "claims.md",
+        "manifest.json",
+    ]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_the_commands_of_the_papers_scale_are_understood_by_the_command_line(claim):
+    command_line = typer.main.get_command(app)
+    for words in (shlex.split(command) for command in claim.commands):
+        verb = command_line.commands[words[1]]
+        with verb.make_context(words[1], words[2:]):
+            pass
+
+
 # --- pages ----------------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +269,6 @@ def test_the_pages_show_judgements_and_escape_what_they_are_given():
     assert "| 1 similarity | **refuted** |" in text
     assert "a\\|b" in text
     assert "runs/one/manifest.json" in text
-    page = render(page_of(checked, "oversmooth reproduce 1"))
-    assert "Of 1 claims: 1 refuted." in page
+    page = render(page_of(checked, {"command": "oversmooth reproduce 1"}))
+    assert "Of 1 claim: 1 refuted." in page
     assert "<script>alert(1)" not in page

@@ -152,7 +152,10 @@ CLAIMS = (
         cost={"cpu": "nothing beyond claim 5", "full": "9 x 24 hours on one RTX 4090, and fine-tuning"},
         commands=(
             *_recipes(("pile-bert",), training.VARIANTS),
-            "oversmooth finetune pile-bert-vanilla-seed0/model --tasks superglue --seeds 0,1,2",
+            *(
+                f"oversmooth finetune pile-bert-{v}-seed0/model --tasks superglue --seeds 0,1,2 --out superglue-{v}"
+                for v in training.VARIANTS
+            ),
         ),
         needs=training.MINI_BERT.every,
         check=training.language_loss,

@@ -1,24 +1,69 @@
-"""`reproduce`: checks claims and writes what was found; nothing is printed here."""
+"""`reproduce`: checks claims and writes what was found; nothing is printed here.
 
+OUT/claims.md, claims.html   the judgements and the tables that they rest on
+OUT/claims.json              the same as data; two runs of the same code give the same bytes
+OUT/manifest.json            command, seeds, models, versions, hardware, commit, wall time
+OUT/runs/                    every training run, with its own manifest
+"""
+
+import json
+import time
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from oversmooth.recipes.manifest import commit, hardware, versions, warned_differences
 from oversmooth.report.render import render
 from oversmooth.reproduce.claim import Claim, Finding
-from oversmooth.reproduce.pages import markdown_of, page_of
+from oversmooth.reproduce.pages import markdown_of, numbers_of, page_of
 from oversmooth.reproduce.workshop import Workshop
 from oversmooth.writing import write_whole
 
 
 def reproduce(claims: tuple[Claim, ...], workshop: Workshop, command: str = "") -> list[tuple[Claim, Finding]]:
-    """Checks every claim and writes `claims.md` and `claims.html` after each, so that a stopped run leaves its part."""
+    """Checks every claim and writes after each, so that a stopped run leaves its part."""
+    began = time.perf_counter()
+    manifest = _new_manifest(claims, workshop, command)
     workshop.out.mkdir(parents=True, exist_ok=True)
     checked: list[tuple[Claim, Finding]] = []
     workshop.train([wanted for claim in claims for wanted in claim.needs(workshop.seeds)])
     for claim in claims:
         checked.append((claim, claim.check(workshop)))
+        manifest["seconds"] = round(time.perf_counter() - began, 1)
+        manifest["judgements"] = {each.name: finding.judgement for each, finding in checked}
+        manifest["models"] = workshop.hashes()
         _write(workshop.out / "claims.md", markdown_of(checked))
-        _write(workshop.out / "claims.html", render(page_of(checked, command)))
+        _write(workshop.out / "claims.html", render(page_of(checked, _facts(manifest))))
+        _write(workshop.out / "claims.json", json.dumps(numbers_of(checked), indent=1) + "\n")
+        _write(workshop.out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
     return checked
+
+
+def _new_manifest(claims: tuple[Claim, ...], workshop: Workshop, command: str) -> dict[str, Any]:
+    found = versions()
+    return {
+        "command": command,
+        "scale": "cpu",
+        "claims": [claim.name for claim in claims],
+        "seeds": list(workshop.seeds),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": hardware(processes=1),
+        "versions": found,
+        "other_than_pinned": warned_differences(found),
+        "commit": commit(),
+    }
+
+
+def _facts(manifest: dict[str, Any]) -> dict[str, str]:
+    """The line below the title."""
+    return {
+        "command": manifest["command"],
+        "seeds": ", ".join(map(str, manifest["seeds"])),
+        "commit": (manifest["commit"] or "not from a clone")[:12],
+        "versions": ", ".join(
+            f"{name} {manifest['versions'].get(name, '-')}" for name in ("torch", "transformers", "timm")
+        ),
+    }
 
 
 def _write(path: Path, text: str) -> None:

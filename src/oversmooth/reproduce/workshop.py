@@ -99,6 +99,12 @@ class Workshop:
             self._analyses[target] = analyze(target, max_samples=8, solve=2)
         return self._analyses[target]
 
+    def hashes(self) -> dict[str, str]:
+        """Of the weights of every model that was analysed."""
+        return {
+            short_name(target): found.inspection.provenance.weights_sha256 for target, found in self._analyses.items()
+        }
+
     def train(self, wanted: Sequence[Wanted]) -> None:
         """Trains what is not there yet."""
         missing = [each for each in dict.fromkeys(wanted) if not self._is_finished(each)]
