@@ -1,0 +1,56 @@
+"""`oversmooth edit`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oversmooth.commands.options import Heads, Json, ModelType, ValueHeads
+from oversmooth.errors import OutOfRange
+from oversmooth.progress_bars import one_bar
+
+
+def edit(
+    target: Annotated[str, typer.Argument(help="Folder or file of a checkpoint on this machine.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
+    sharpen: Annotated[bool, typer.Option("--sharpen", help="Eigenvalues of H into [-1, 0].")] = False,
+    smooth: Annotated[bool, typer.Option("--smooth", help="Eigenvalues of H into [0, 1].")] = False,
+    interval: Annotated[tuple[float, float] | None, typer.Option(help="Eigenvalues of H into [LOW, HIGH].")] = None,
+    scale_h: Annotated[float | None, typer.Option(help="Multiply H by this number.")] = None,
+    flip_norm_signs: Annotated[
+        bool, typer.Option("--flip-norm-signs", help="Negate the attention's own norm.")
+    ] = False,
+    layers: Annotated[str | None, typer.Option(help="Layers to change, such as 6-11,14; all without it.")] = None,
+    stack: Annotated[str | None, typer.Option(help="Only this stack: encoder, decoder, text, vision.")] = None,
+    basis: Annotated[str, typer.Option(help="orthogonal, or general, which moves H less.")] = "orthogonal",
+    json: Json = False,
+    model_type: ModelType = None,
+    n_heads: Heads = None,
+    n_kv: ValueHeads = None,
+) -> None:
+    """Change the value maps of a checkpoint and write an ordinary one; prints how far each layer moved."""
+    from oversmooth import tables
+    from oversmooth.control.edit import edit as edit_
+
+    asked = [*([(-1.0, 0.0)] if sharpen else []), *([(0.0, 1.0)] if smooth else []), *([interval] if interval else [])]
+    if len(asked) > 1:
+        raise OutOfRange("the interval", asked, "one of --sharpen, --smooth and --interval")
+    with one_bar("Writing layers") as progress:
+        result = edit_(
+            target,
+            out,
+            interval=asked[0] if asked else None,
+            scale_h=scale_h,
+            flip_norm_signs=flip_norm_signs,
+            basis=basis,
+            layers=layers,
+            stack=stack,
+            model_type=model_type,
+            n_heads=n_heads,
+            n_kv=n_kv,
+            progress=progress,
+        )
+    if json:
+        typer.echo(result.to_json(indent=2))
+        return
+    tables.show_control(result)

@@ -1,0 +1,131 @@
+"""`oversmooth measure` and `predict`: what a model does when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oversmooth.commands.options import (
+    BatchSize,
+    CsvFile,
+    DataOption,
+    Device,
+    Json,
+    MaxSamples,
+    MaxTokens,
+    Seed,
+    TargetArgument,
+    TrustRemoteCode,
+    embedded_default,
+)
+from oversmooth.progress_bars import one_bar
+from oversmooth.writing import require_writable
+
+
+def measure(
+    target: TargetArgument = None,
+    data: DataOption = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="Names of metrics, separated by commas; `all` for every one that fits.")
+    ] = None,
+    at: Annotated[
+        str, typer.Option(help="Places: stream, norms, branches, all, or names separated by commas.")
+    ] = "stream",
+    prefix_tokens: Annotated[str, typer.Option(help="CLS and register tokens: keep or drop.")] = "keep",
+    max_samples: MaxSamples = None,
+    batch_size: BatchSize = 8,
+    max_tokens: MaxTokens = 128,
+    seed: Seed = 0,
+    device: Device = None,
+    json: Json = False,
+    csv: CsvFile = None,
+    parquet: Annotated[Path | None, typer.Option(help="Also write the rows to this Parquet file.")] = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Run the model and measure how alike its tokens become over depth, and which sub-block does it."""
+    from oversmooth import tables
+    from oversmooth.measure import measure as measure_
+    from oversmooth.metrics import DEFAULT_METRICS, METRICS
+
+    require_writable(csv, parquet)
+    names = tuple(metrics.split(",")) if metrics else DEFAULT_METRICS
+    if metrics == "all":
+        names = tuple(name for name, metric in METRICS.items() if not metric.images_only)
+    with one_bar("Measuring sequences") as progress:
+        result = measure_(
+            target or embedded_default(),
+            data,
+            metrics=names,
+            at=at if "," not in at else at.split(","),
+            prefix_tokens=prefix_tokens,
+            max_samples=max_samples,
+            batch_size=batch_size,
+            max_tokens=max_tokens,
+            seed=seed,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
+        )
+    if csv is not None:
+        tables.write_csv(csv, result.rows())
+    if parquet is not None:
+        tables.write_parquet(parquet, result)
+    if json:
+        typer.echo(result.to_json(indent=2))
+        return
+    tables.show_measurement(result)
+
+
+def predict(
+    target: TargetArgument = None,
+    data: DataOption = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Predict a changed layer too; can be repeated: no_skip, no_biases, flip_norms, positive_norms, "
+            "scale:F, interval:LOW,HIGH, layerscale:G, attnscale:W, featscale:T1,T2, centered, gfsa:W0,W1,WK."
+        ),
+    ] = None,
+    simulate: Annotated[
+        int, typer.Option(help="Iterate every layer so many times at fixed attention, on the first sequence.", min=0)
+    ] = 0,
+    solve: Annotated[int, typer.Option(help="Sequences whose eigenvalue problems are solved.", min=1)] = 4,
+    heads: Annotated[bool, typer.Option("--heads", help="One more table with a row per head.")] = False,
+    max_samples: MaxSamples = None,
+    batch_size: BatchSize = 8,
+    max_tokens: MaxTokens = 128,
+    dtype: Annotated[str, typer.Option(help="Precision of the theory: float32 or float64.")] = "float32",
+    seed: Seed = 0,
+    device: Device = None,
+    json: Json = False,
+    csv: CsvFile = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Say what the theory predicts for every layer, beside what is measured there, and where the two part."""
+    from oversmooth.predict import predict as predict_
+    from oversmooth.tables import write_csv
+    from oversmooth.tables_prediction import show_prediction
+
+    require_writable(csv)
+    with one_bar("Predicting sequences") as progress:
+        result = predict_(
+            target or embedded_default(),
+            data,
+            what_ifs=what_if or (),
+            simulate=simulate,
+            solve=solve,
+            max_samples=max_samples,
+            batch_size=batch_size,
+            max_tokens=max_tokens,
+            dtype=dtype,
+            seed=seed,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
+        )
+    if csv is not None:
+        write_csv(csv, result.head_rows() if heads else result.rows())
+    if json:
+        typer.echo(result.to_json(indent=2))
+        return
+    show_prediction(result, heads=heads)

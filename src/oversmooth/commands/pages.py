@@ -1,0 +1,127 @@
+"""`oversmooth report` and `compare`: one HTML page."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from oversmooth.commands.options import (
+    BatchSize,
+    DataOption,
+    Device,
+    MaxSamples,
+    MaxTokens,
+    Seed,
+    TrustRemoteCode,
+    embedded_default,
+)
+from oversmooth.errors import BrokenFile, OutOfRange
+from oversmooth.progress_bars import stages
+from oversmooth.writing import require_writable, write_whole
+
+if TYPE_CHECKING:
+    from oversmooth.results import Analysis
+
+
+def report(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Models, or analyses saved with --save. Without any: the embedded MiniLM.", show_default=False
+        ),
+    ] = None,
+    data: DataOption = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the page goes.")] = Path("report.html"),
+    save: Annotated[Path | None, typer.Option(help="Also save the analysis as JSON, to be opened again.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Also write PDF, PNG and SVG figures into this folder.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Curves over training from the JSONL file of a monitor.")] = None,
+    max_samples: MaxSamples = None,
+    batch_size: BatchSize = 8,
+    max_tokens: MaxTokens = 128,
+    seed: Seed = 0,
+    device: Device = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Write one self-contained HTML page with the verdict, the curves, the spectra and the explanation."""
+    from oversmooth.report import write_page
+    from oversmooth.report.compare import compare_page
+    from oversmooth.report.page import page_of
+    from oversmooth.report.static import write_figures
+    from oversmooth.report.training import read_run, training_page
+
+    require_writable(output, save)
+    if run is not None:
+        page = training_page(run, read_run(run))
+    else:
+        options: dict[str, Any] = {
+            "max_samples": max_samples,
+            "batch_size": batch_size,
+            "max_tokens": max_tokens,
+            "seed": seed,
+        }
+        options |= {"device": device, "trust_remote_code": trust_remote_code}
+        analyses = [_analysis(target, data, options) for target in targets or [embedded_default()]]
+        page = page_of(analyses[0]) if len(analyses) == 1 else compare_page(analyses)
+        if save is not None:
+            text = analyses[0].to_json(indent=1)
+            write_whole(save, lambda partial: partial.write_text(text, encoding="utf-8"))
+        if figures is not None:
+            for path in write_figures(analyses[0], figures):
+                typer.echo(path, err=True)
+    write_page(page, output)
+    typer.echo(page.verdict)
+    typer.echo(f"report: {output.absolute()}")
+
+
+def compare(
+    targets: Annotated[list[str], typer.Argument(help="Two or more models, or analyses saved with `report --save`.")],
+    data: DataOption = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the page goes.")] = Path("compare.html"),
+    max_samples: MaxSamples = None,
+    batch_size: BatchSize = 8,
+    max_tokens: MaxTokens = 128,
+    seed: Seed = 0,
+    device: Device = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Compare models on one page, aligned by relative depth: before and after, or checkpoints of one run."""
+    from oversmooth.report import write_page
+    from oversmooth.report.compare import compare_page
+
+    if len(targets) < 2:
+        raise OutOfRange("the number of targets", len(targets), "at least 2 (for one model: oversmooth report)")
+    require_writable(output)
+    options: dict[str, Any] = {
+        "max_samples": max_samples,
+        "batch_size": batch_size,
+        "max_tokens": max_tokens,
+        "seed": seed,
+    }
+    options |= {"device": device, "trust_remote_code": trust_remote_code}
+    page = compare_page([_analysis(target, data, options) for target in targets])
+    write_page(page, output)
+    typer.echo(page.verdict)
+    typer.echo(f"report: {output.absolute()}")
+
+
+def _analysis(target: str, data: str | None, options: dict[str, Any]) -> "Analysis":
+    """A saved analysis as it is, or a new one of a model."""
+    import json
+    import shlex
+
+    from oversmooth.analyze import analyze
+    from oversmooth.results import Analysis
+
+    path = Path(target)
+    if path.suffix == ".json" and path.is_file():
+        try:
+            loaded = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise BrokenFile(target, "an analysis saved with `oversmooth report --save`", "no JSON") from error
+        return Analysis.from_dict(loaded, where=target)
+    words = ["oversmooth", "report", target, *(["--data", data] if data else [])]
+    words += ["--max-samples", str(options["max_samples"])] if options["max_samples"] else []
+    words += ["--batch-size", str(options["batch_size"]), "--max-tokens", str(options["max_tokens"])]
+    words += ["--seed", str(options["seed"])]
+    with stages() as stage:
+        return analyze(target, data, command=shlex.join(words), stage=stage, **options)

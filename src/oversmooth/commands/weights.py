@@ -1,0 +1,88 @@
+"""`oversmooth inspect`, `verify` and `architectures`: what the weights say, and how they are laid out."""
+
+from typing import Annotated
+
+import typer
+
+from oversmooth.commands.options import (
+    CsvFile,
+    Heads,
+    Json,
+    ModelType,
+    TargetArgument,
+    TrustRemoteCode,
+    ValueHeads,
+    embedded_default,
+)
+from oversmooth.progress_bars import one_bar
+from oversmooth.writing import require_writable
+
+
+def inspect(
+    target: TargetArgument = None,
+    full: Annotated[bool, typer.Option(help="Every eigenvalue of wide layers too, not only the extremes.")] = False,
+    heads: Annotated[bool, typer.Option("--heads", help="One more table with a row per head.")] = False,
+    json: Json = False,
+    csv: CsvFile = None,
+    model_type: ModelType = None,
+    n_heads: Heads = None,
+    n_kv: ValueHeads = None,
+    dtype: Annotated[str, typer.Option(help="Precision of the eigenvalues: auto, float64 or float32.")] = "auto",
+) -> None:
+    """Eigenvalues of the value map of every layer, from weights alone: which layers could smooth, which sharpen."""
+    from oversmooth import tables
+    from oversmooth.inspection import inspect as inspect_
+
+    require_writable(csv)
+    with one_bar("Reading layers") as progress:
+        result = inspect_(
+            target or embedded_default(),
+            full=full,
+            dtype=dtype,
+            model_type=model_type,
+            n_heads=n_heads,
+            n_kv=n_kv,
+            progress=progress,
+        )
+    if csv is not None:
+        tables.write_csv(csv, result.head_rows() if heads else result.rows())
+    if json:
+        typer.echo(result.to_json(indent=2))
+        return
+    tables.show_inspection(result, heads=heads)
+
+
+def verify(
+    target: TargetArgument = None,
+    json: Json = False,
+    model_type: ModelType = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Run the equal-token check: does the declared layout fit this very model? Exit code 1 if it does not."""
+    from oversmooth import tables
+    from oversmooth.models.verify import verify as verify_
+
+    result = verify_(target or embedded_default(), model_type=model_type, trust_remote_code=trust_remote_code)
+    if json:
+        typer.echo(result.to_json(indent=2))
+    else:
+        tables.show_verification(result)
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+def architectures(json: Json = False) -> None:
+    """List the declared families, and what is refused and why."""
+    from oversmooth import tables
+    from oversmooth.models.families import ARCHITECTURES, REFUSED
+
+    if json:
+        import json as json_module
+
+        rows = [
+            {"family": arch.name, "model_types": list(arch.model_types), "residual": arch.residual, "norm": arch.norm}
+            for arch in ARCHITECTURES.values()
+        ]
+        typer.echo(json_module.dumps({"declared": rows, "refused": dict(REFUSED)}, indent=2))
+        return
+    tables.show_architectures(ARCHITECTURES.values(), REFUSED)
