@@ -46,6 +46,7 @@ from oversmooth.torchvision_compat import ensure_torchvision
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SHARD = re.compile(r"-\d+-of-\d+(?=\.(safetensors|bin)$)")
+GGUF_PART = re.compile(r"-\d{5}-of-(?P<count>\d{5})\.gguf$")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 HF_URL = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?(/(?P<rest>.+))?")
 PACKED_NAMES = {
@@ -323,6 +324,10 @@ def _open_store(folder: Folder, name: str) -> TensorStore:
         advice = "Only safetensors can be read by byte ranges; download this one and inspect the local copy."
         raise RemoteUnavailable(f"{folder.label}/{name}", "this format cannot be streamed", advice)
     if name.endswith(".gguf"):
+        if (part := GGUF_PART.search(name)) and int(part["count"]) > 1:
+            found = f"one of {int(part['count'])} parts, which holds some of the layers"
+            advice = "Join the parts first: llama-gguf-split --merge FIRST_PART WHOLE.gguf"
+            raise BrokenFile(f"{folder.label}/{name}", "a whole GGUF file", found, advice)
         return GGUFStore(folder.path / name)
     if name.endswith(".bin.index.json"):
         return PickleStore(folder.path, read_weight_map(folder, name))
