@@ -89,6 +89,10 @@ def inspect(
         provenance=provenance_of(source, stacks, log, compute_dtype=", ".join(sorted(precisions))),
         stacks=tuple(facts),
         layers=tuple(layers),
+        missing=tuple(
+            Missing(field=name, reason=f"no family is declared for model_type {part!r}")
+            for name, part in source.undeclared_parts()
+        ),
     )
 
 

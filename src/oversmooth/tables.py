@@ -74,6 +74,8 @@ def show_inspection(result: Inspection, *, heads: bool) -> None:
             f"{escape(name)}{escape(facts.family)}, {blocks}, width {facts.d_model}, {size}, "
             f"{facts.residual}-norm ({facts.norm})"
         )
+    for part in result.missing:
+        console.print(escape(f"{part.field}: left out, {part.reason}"), style="bold red")
     table = _table()
     if len(stack_names) > 1:
         table.add_column("stack")

@@ -26,6 +26,9 @@ from oversmooth.errors import (
 )
 from oversmooth.models.families import REFUSED
 from oversmooth.models.source import open_source
+from oversmooth.report.page import page_of
+from oversmooth.report.render import render
+from oversmooth.tables import show_inspection
 from oversmooth.torchvision_compat import ensure_torchvision
 from tests.contract.tiny_models import TINY, tiny_model
 
@@ -376,6 +379,21 @@ def test_an_encoder_and_a_decoder_of_their_own_are_two_labelled_stacks(tmp_path)
 def test_the_causal_part_of_a_composite_is_settled_by_its_own_config():
     stacks = {stack.label: stack for stack in open_source(bert2bert()).stacks()}
     assert (stacks["encoder"].arch.is_causal, stacks["decoder"].arch.is_causal) == (False, True)
+
+
+def test_a_part_without_a_declared_family_is_named_as_left_out(tmp_path, capsys):
+    bert2bert().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert not osm.inspect(tmp_path).missing
+    config["decoder"]["model_type"] = "never-heard-of"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = osm.inspect(tmp_path)
+    assert [(part.field, part.reason) for part in result.missing] == [
+        ("decoder", "no family is declared for model_type 'never-heard-of'")
+    ]
+    show_inspection(result, heads=False)
+    assert "decoder: left out, no family is declared" in capsys.readouterr().out
+    assert "Missing here: decoder" in render(page_of(osm.analyze(tmp_path / "model.safetensors")))
 
 
 def test_a_composite_without_model_type_is_not_half_read(tmp_path):

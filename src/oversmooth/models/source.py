@@ -111,6 +111,10 @@ class Source:
             raise UnidentifiedWeights(self.target, (), sorted(self.store.names)[:3])
         return tuple(found.values())
 
+    def undeclared_parts(self) -> tuple[tuple[str, str], ...]:
+        """Name and model type of the parts of a composite model that no family is declared for."""
+        return tuple(_undeclared(self.model_type, self.config, ""))
+
 
 Target = str | Path | nn.Module | Source
 """What a user can point at; an opened source is one too."""
@@ -179,6 +183,16 @@ def _by_model_type(
     for key, part in sorted(config.items(), key=lambda item: item[0].startswith("decoder")):
         if isinstance(part, Mapping) and part.get("model_type"):
             yield from _by_model_type(str(part["model_type"]), part, key.removesuffix("_config"))
+
+
+def _undeclared(model_type: str, config: Mapping[str, Any], name: str) -> Iterator[tuple[str, str]]:
+    if declared_for(model_type):
+        return
+    parts = [(k, v) for k, v in config.items() if isinstance(v, Mapping) and v.get("model_type")]
+    for key, part in parts:
+        yield from _undeclared(str(part["model_type"]), part, key.removesuffix("_config"))
+    if name and not parts:
+        yield name, model_type
 
 
 def _stack(source: Source, label: str, arch: Arch, config: Mapping[str, Any], names: StackNames) -> Stack:

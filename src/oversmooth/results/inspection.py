@@ -121,6 +121,8 @@ class Inspection(SavedResult):
     provenance: Provenance
     stacks: tuple[StackFacts, ...]
     layers: tuple[LayerInspection, ...]
+    missing: tuple[Missing, ...] = ()
+    """Parts of a composite model that no family is declared for."""
 
     def rows(self) -> list[Row]:
         return [_inspection_row(layer) for layer in self.layers]
