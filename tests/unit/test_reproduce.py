@@ -137,19 +137,35 @@ def test_one_layer_that_does_not_smooth_without_its_skip_refutes(analysed, regim
     assert survey.without_skip(Pretended(numbers, [("tiny", changed)])).judgement == judgement
 
 
-def test_the_signs_of_rung_0_are_counted_against_the_measurement(analysed):
-    layers = [
-        replace(layer, measured=-0.1, rungs=(replace(layer.rungs[0], mean=-0.5), *layer.rungs[1:]))
-        for layer in analysed.prediction.layers
-    ]
-    right = replace(analysed, prediction=replace(analysed.prediction, layers=tuple(layers)))
-    wrong = [replace(layer, measured=0.1) for layer in layers]
-    against = replace(analysed, prediction=replace(analysed.prediction, layers=tuple(wrong)))
+def with_signs(analysis, rungs, measured):
+    """Every layer with a rung 0 and a measured change of the given signs, taken in turn."""
+    layers = tuple(
+        replace(
+            layer,
+            measured=measured[i % len(measured)],
+            rungs=(replace(layer.rungs[0], mean=rungs[i % len(rungs)]), *layer.rungs[1:]),
+        )
+        for i, layer in enumerate(analysis.prediction.layers)
+    )
+    return replace(analysis, prediction=replace(analysis.prediction, layers=layers))
+
+
+@pytest.mark.parametrize(
+    ("rungs", "measured", "judgement", "because"),
+    [
+        ((-0.5, 0.5), (-0.1, 0.1), "confirmed", "in 16 of 16 layers; one answer for all layers would be right in 8"),
+        ((-0.5, 0.5), (0.1, -0.1), "refuted", "in 0 of 16 layers"),
+        ((-0.5,), (-0.1,), "undecided", "in 16 of 16 layers; one answer for all layers would be right in 16"),
+    ],
+)
+def test_the_signs_of_rung_0_are_counted_against_the_measurement(analysed, rungs, measured, judgement, because):
+    four = [layer for _ in range(2) for layer in analysed.prediction.layers][:4]
+    even = replace(analysed, prediction=replace(analysed.prediction, layers=tuple(four)))
+    changed = with_signs(even, rungs, measured)
     numbers = dict.fromkeys(training.VARIANTS, SAME)
-    assert survey.dominating_eigenvalue(Pretended(numbers, [("right", right)])).judgement == "confirmed"
-    found = survey.dominating_eigenvalue(Pretended(numbers, [("wrong", against)]))
-    assert found.judgement == "refuted"
-    assert "in 0 of 12 layers" in found.because
+    found = survey.dominating_eigenvalue(Pretended(numbers, [("tiny", changed)]))
+    assert found.judgement == judgement
+    assert because in found.because
 
 
 def test_a_regime_that_flips_with_the_norms_confirms(analysed):

@@ -75,7 +75,7 @@ CLAIMS = (
         statement="Whether a layer smooths is decided by the dominating eigenvalue of its update, hence by H = W_V W_O.",
         protocol="Exponent of every layer at measured attention (rung 0) beside the measured change of log(HFC/LFC) "
         "across its attention branch: pretrained models, and vanilla, sharpened and smoothed models trained on digits.",
-        confirmed_if="the signs agree in at least three quarters of all layers",
+        confirmed_if="the signs agree in at least three quarters of all layers, and in more than one answer for all would",
         refuted_if="they agree in at most half",
         cost={"cpu": "two minutes", "full": "minutes on one GPU"},
         commands=_SURVEY,

@@ -47,7 +47,7 @@ def similarity_over_depth(workshop: Workshop) -> Finding:
 def dominating_eigenvalue(workshop: Workshop) -> Finding:
     """Claim 2: the sign of rung 0 beside the sign of the measured change, layer by layer."""
     analyses = [*workshop.surveyed(), *_digits(workshop)]
-    rows, right, total = [], 0, 0
+    rows, right, smoothed, total = [], 0, 0, 0
     for name, analysis in analyses:
         pairs = [
             (layer.rungs[0].mean, layer.measured)
@@ -55,27 +55,31 @@ def dominating_eigenvalue(workshop: Workshop) -> Finding:
             if layer.rungs[0].mean is not None and layer.measured is not None
         ]
         agree = sum((rung < 0) == (measured < 0) for rung, measured in pairs)
+        measured_smoothing = sum(measured < 0 for _, measured in pairs)
         heads = [head for layer in _layers(analysis) for head in layer.heads]
         rows.append(
             {
                 "model": name,
                 "layers": len(pairs),
                 "sign_right": agree,
+                "measured_smoothing": measured_smoothing,
                 **{
-                    word: sum(layer.regime == word for layer in _layers(analysis))
+                    f"predicted_{word}": sum(layer.regime == word for layer in _layers(analysis))
                     for word in ("smoothing", "sharpening")
                 },
                 "heads_smoothing": sum(head.smoothing_share > 0.5 for head in heads),
                 "heads": len(heads),
             }
         )
-        right, total = right + agree, total + len(pairs)
-    share = right / total
-    judgement: Judgement = "confirmed" if share >= AGREEMENT else "refuted" if share <= 0.5 else "undecided"
+        right, smoothed, total = right + agree, smoothed + measured_smoothing, total + len(pairs)
+    share, constant = right / total, max(smoothed, total - smoothed)
+    decides = share >= AGREEMENT and right > constant
+    judgement: Judgement = "confirmed" if decides else "refuted" if share <= 0.5 else "undecided"
     rungs = tuple(_agreement_by_rung(analyses))
     return Finding(
         judgement=judgement,
-        because=f"the sign of the dominating eigenvalue is that of the measured change in {right} of {total} layers",
+        because=f"the sign of the dominating eigenvalue is that of the measured change in {right} of {total} layers; "
+        f"one answer for all layers would be right in {constant}",
         evidence=(
             Evidence(title="Dominating eigenvalue beside the measurement", rows=tuple(rows)),
             Evidence(title="The same on every rung of the ladder", rows=rungs),
