@@ -59,6 +59,11 @@ def _cost(claim: Claim) -> str:
     return f"{claim.cost['cpu']} here; {claim.cost['full']} at the paper's scale ({command})"
 
 
+def _plain(text: str) -> str:
+    """Without the marks of Markdown."""
+    return text.replace("`", "")
+
+
 def _cell(value: object) -> str:
     return str(value).replace("|", "\\|")
 
@@ -74,7 +79,7 @@ def page_of(checked: Checked, facts: Mapping[str, str]) -> Page:
             for c, f in checked
         ),
     )
-    first = Section(id="summary", blocks=(Words(text=SCALED_DOWN, kind="note"), strip))
+    first = Section(id="summary", blocks=(Words(text=_plain(SCALED_DOWN), kind="note"), strip))
     return Page(
         title="oversmooth: the paper's claims",
         eyebrow="Setting the Record Straight on Transformer Oversmoothing (arXiv 2401.04301)",
@@ -87,12 +92,11 @@ def page_of(checked: Checked, facts: Mapping[str, str]) -> Page:
 
 def _section(claim: Claim, finding: Finding) -> Section:
     blocks: list[Block] = [Words(text=f"{finding.judgement}: {finding.because}.", mark="observed")]
-    blocks += [
-        table_of(f"claim-{claim.number}-{order}", evidence.title, evidence.rows)
-        for order, evidence in enumerate(finding.evidence)
-    ]
-    facts = [claim.protocol, f"Confirmed if {claim.confirmed_if}.", f"Refuted if {claim.refuted_if}."]
-    blocks.append(Items(items=(*facts, "Undecided otherwise.", f"Cost: {_cost(claim).replace('`', '')}.")))
+    for order, evidence in enumerate(finding.evidence):
+        blocks.append(Words(text=f"{evidence.title}:"))
+        blocks.append(table_of(f"claim-{claim.number}-{order}", evidence.title, evidence.rows))
+    facts = [_plain(claim.protocol), f"Confirmed if {claim.confirmed_if}.", f"Refuted if {claim.refuted_if}."]
+    blocks.append(Items(items=(*facts, "Undecided otherwise.", f"Cost: {_plain(_cost(claim))}.")))
     if finding.runs:
         blocks.append(Words(text="Manifests: " + ", ".join(f"{run}/manifest.json" for run in finding.runs)))
     return Section(id=f"claim-{claim.number}", title=f"{claim.number}. {claim.statement}", blocks=tuple(blocks))

@@ -107,21 +107,20 @@ def compared(
 def parametrization_decides(workshop: Workshop) -> Finding:
     """Claim 5: mean cosine after the last layer, sharpened below vanilla below smoothed, in both fields."""
     found = [compared(workshop, setting, last_cosine, "last_cosine") for setting in (DIGITS, MINI_BERT)]
-    signs = [(each.differences["sharpen"].sign, each.differences["smooth"].sign) for each in found]
     apart = [
-        paired_difference(*(_cosines(workshop, setting, variant) for variant in ("smooth", "sharpen"))).sign
+        paired_difference(*(_cosines(workshop, setting, variant) for variant in ("smooth", "sharpen")))
         for setting in (DIGITS, MINI_BERT)
     ]
-    wrong = any(sign < 0 for sign in apart)
-    judgement: Judgement = "refuted" if wrong else "confirmed" if all(sign > 0 for sign in apart) else "undecided"
-    words = "; ".join(
-        f"{setting.recipe}: sharpen {each.differences['sharpen']}, smooth {each.differences['smooth']} against vanilla"
-        for setting, each in zip((DIGITS, MINI_BERT), found, strict=True)
+    wrong, right = any(each.sign < 0 for each in apart), all(each.sign > 0 for each in apart)
+    judgement: Judgement = "refuted" if wrong else "confirmed" if right else "undecided"
+    words = ", ".join(
+        f"{setting.recipe} {difference}" for setting, difference in zip((DIGITS, MINI_BERT), apart, strict=True)
     )
-    between = "vanilla between" if all(sign == (-1, 1) for sign in signs) else "vanilla not clearly between"
+    signs = [(each.differences["sharpen"].sign, each.differences["smooth"].sign) for each in found]
+    between = sum(sign == (-1, 1) for sign in signs)
     return Finding(
         judgement=judgement,
-        because=f"{words}; {between}",
+        because=f"cosine of smooth minus that of sharpen: {words}; vanilla lies clearly between in {between} of 2",
         evidence=tuple(
             Evidence(title=f"Last-layer cosine, {each.rows[0]['setting']}", rows=each.rows) for each in found
         ),
