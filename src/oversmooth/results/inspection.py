@@ -123,6 +123,7 @@ class Inspection(SavedResult):
     layers: tuple[LayerInspection, ...]
 
     def rows(self) -> list[Row]:
+        """One flat row per layer."""
         return [_inspection_row(layer) for layer in self.layers]
 
     def head_rows(self) -> list[Row]:
