@@ -26,9 +26,10 @@ format: $(STAMP)
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-# The site, into site/; a warning, a broken link or a broken anchor is an error. The variable silences an advertisement.
+# The site, into site/; a warning, a broken link or a broken anchor is an error. (Not with --quiet, which would
+# silence the warnings that --strict counts. The variable silences an advertisement.)
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt -e '.[bench]'

@@ -102,7 +102,7 @@ def commands(text):
 def parsed(arguments):
     """Parses a command as the command line would, without running it; raises what the command line would say."""
     group = typer.main.get_command(cli.app)
-    name, command, rest = group.resolve_command(group.make_context("oversmooth", [], resilient_parsing=True), arguments)
+    name, command, rest = group.resolve_command(group.make_context("oversmooth", list(arguments)), arguments)
     return command.make_context(name, rest)
 
 
