@@ -106,10 +106,13 @@ def parsed(arguments):
     return command.make_context(name, rest)
 
 
-@pytest.mark.parametrize("page", having("bash", "console", "text"))
+@pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_a_page_is_understood_by_the_command_line(page):
-    for block in blocks(page, "bash", "console", "text"):
-        for arguments in commands(block.body):
+    """In shell blocks, and in the text wherever a command is written with its arguments."""
+    inline = re.findall(r"`(oversmooth [\w-]+ [^`]+)`", FENCE.sub("", text_of(page)))
+    lines = [block.body for block in blocks(page, "bash", "console", "text")] + [" ".join(c.split()) for c in inline]
+    for text in lines:
+        for arguments in commands(text):
             parsed(arguments)
 
 
