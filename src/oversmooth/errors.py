@@ -116,7 +116,7 @@ class UnknownArchitecture(OversmoothError):
         super().__init__(
             f"No architecture is declared for model_type {model_type!r}.{_close_to(model_type, known)}\n"
             f"Declared: {', '.join(sorted(known))}.\n"
-            "If it has the layout of one of these, say so with --model-type; to add it: docs/add-an-architecture.md."
+            "If it has the layout of one of these, say so with --model-type; to add it: docs/guides/add-an-architecture.md."
         )
 
 

@@ -40,7 +40,13 @@ EXAMPLES = {
     "RemoteUnavailable": (("http://x", "timeout"), ("http://x could not be read: timeout", "Check the address")),
     "UnknownArchitecture": (
         ("lama", ["llama", "bert"]),
-        ("model_type 'lama'", "Close: llama.", "Declared: bert, llama.", "--model-type", "docs/add-an-architecture.md"),
+        (
+            "model_type 'lama'",
+            "Close: llama.",
+            "Declared: bert, llama.",
+            "--model-type",
+            "docs/guides/add-an-architecture.md",
+        ),
     ),
     "UnidentifiedWeights": (
         ("f", ["llama", "gemma"], ["a.weight"]),

@@ -2,7 +2,7 @@
 
 Identity comes from `model_type`, never from names: LLaMA, Gemma and OLMo 2 share names and differ in mathematics.
 To add a family, write one `Arch` here and one tiny config in `tests/contract/tiny_models.py`; the contract tests do
-the rest (docs/add-an-architecture.md).
+the rest (docs/guides/add-an-architecture.md).
 """
 
 from collections.abc import Mapping

@@ -38,7 +38,12 @@ def verify(
     seed: int = 0,
     trust_remote_code: bool = False,
 ) -> Verification:
-    """Checks the declaration of a family against a live model; `AdapterMismatch` is never raised here, see `passed`."""
+    """Checks the declaration of a family against a live model by the equal-token identity; `passed` says whether it fits.
+
+    Every value projection is fed one vector at all positions, so attention must return `W_O (W_V x + b_V) + b_O`, whatever
+    its mask, queries and keys. `inputs` are those of one forward pass, made up where they are not given. A declaration
+    that does not fit is a result here, not an error.
+    """
     source = open_source(target, model_type=model_type)
     for stack in source.stacks() if source.module is None else ():
         stack.weights(0, source.store.read)  # what is refused or contradicts itself is said before anything is loaded

@@ -81,6 +81,7 @@ class SavedResult:
         return {"schema": SCHEMA_VERSION, "kind": self.kind, **_plain(body)}
 
     def to_json(self, indent: int | None = None) -> str:
+        """`to_dict` as text; `json.loads` and `from_dict` restore it."""
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
     @classmethod

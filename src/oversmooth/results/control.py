@@ -55,6 +55,7 @@ class Control(SavedResult):
     """The folder that was written; `None` for a model changed in place."""
 
     def rows(self) -> list[Row]:
+        """One flat row per layer: how far H moved, and its spectrum before and after."""
         return [
             {
                 "stack": layer.stack,
@@ -109,6 +110,7 @@ class Applied(SavedResult):
     """How many numbers were added that can be trained."""
 
     def rows(self) -> list[Row]:
+        """One flat row per layer."""
         return [{"stack": stack, "layer": layer, "intervention": self.name} for stack, layer in self.layers]
 
     def __repr__(self) -> str:

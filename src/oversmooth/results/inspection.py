@@ -125,6 +125,7 @@ class Inspection(SavedResult):
     """Parts of a composite model that no family is declared for."""
 
     def rows(self) -> list[Row]:
+        """One flat row per layer."""
         return [_inspection_row(layer) for layer in self.layers]
 
     def head_rows(self) -> list[Row]:

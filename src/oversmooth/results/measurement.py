@@ -93,6 +93,7 @@ class Measurement(SavedResult):
     """NaN or infinity in activations, with layer and place."""
 
     def rows(self) -> list[Row]:
+        """One flat row per place and metric."""
         skip = ("missing",)
         return [{k: v for k, v in fields_of(value).items() if k not in skip} for value in self.values]
 

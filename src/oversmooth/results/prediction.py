@@ -211,6 +211,7 @@ class Prediction(SavedResult):
     problems: tuple[str, ...] = ()
 
     def rows(self) -> list[Row]:
+        """One flat row per layer and pass: exponents, regime, rungs and the measurement."""
         return [_layer_row(layer) for layer in self.layers]
 
     def head_rows(self) -> list[Row]:

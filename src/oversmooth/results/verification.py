@@ -29,13 +29,16 @@ class Verification(SavedResult):
 
     @property
     def largest_error(self) -> float:
+        """Of all layers."""
         return max(layer.error for layer in self.layers)
 
     @property
     def passed(self) -> bool:
+        """Whether every layer deviates by at most `tolerance`."""
         return self.largest_error <= self.tolerance
 
     def rows(self) -> list[Row]:
+        """One flat row per layer."""
         return [fields_of(layer) for layer in self.layers]
 
     def __repr__(self) -> str:
