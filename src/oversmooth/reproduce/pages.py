@@ -31,7 +31,17 @@ def numbers_of(checked: Checked) -> dict[str, Any]:
 
 def markdown_of(checked: Checked) -> str:
     """The summary first, then every claim with its protocol and tables."""
-    lines = ["# The paper's claims, checked", "", SCALED_DOWN, "", "| claim | judgement | because |", "|---|---|---|"]
+    files = "Numbers: [claims.json](claims.json). How they came about: [manifest.json](manifest.json)."
+    lines = [
+        "# The paper's claims, checked",
+        "",
+        SCALED_DOWN,
+        "",
+        files,
+        "",
+        "| claim | judgement | because |",
+        "|---|---|---|",
+    ]
     lines += [f"| {c.number} {c.name} | **{f.judgement}** | {_cell(f.because)} |" for c, f in checked]
     for claim, finding in checked:
         lines += ["", f"## {claim.number}. {claim.statement}", "", f"**{finding.judgement}**: {finding.because}.", ""]
