@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,8 @@ import torch
 import typer
 
 from oversmooth import cli
+from oversmooth.models.families import ARCHITECTURES
+from oversmooth.reproduce.claims import CLAIMS
 from oversmooth.threads import one_thread
 from tests.command_line import oversmooth
 from tests.real_models import minilm
@@ -143,7 +146,7 @@ LINKING = [
     *PAGES,
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    *sorted(f"benchmarks/results/{p.name}" for p in RESULTS.glob("*.md")),
+    *sorted(str(path.relative_to(ROOT)) for path in RESULTS.rglob("*.md")),
 ]
 
 
@@ -233,9 +236,28 @@ def test_a_results_file_says_how_it_came_about(name):
     assert provenance_problem(json.loads((RESULTS / name).read_text())) is None
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in RESULTS.glob("*.md")))
-def test_a_table_of_results_links_to_its_numbers(name):
-    assert [link for link in links(text_of(f"benchmarks/results/{name}")) if link.endswith(".json")]
+@pytest.mark.parametrize("page", sorted(str(path.relative_to(ROOT)) for path in RESULTS.rglob("*.md")))
+def test_a_table_of_results_links_to_its_numbers(page):
+    assert [link for link in links(text_of(page)) if link.endswith(".json")]
+
+
+def test_the_kept_claims_have_manifests_and_are_what_readme_says():
+    manifest = json.loads((RESULTS / "claims" / "manifest.json").read_text())
+    assert all(manifest[name] for name in ("versions", "commit", "hardware", "seeds", "models"))
+    claims = json.loads((RESULTS / "claims" / "claims.json").read_text())
+    assert list(claims) == [claim.name for claim in CLAIMS]
+    for run in {run for claim in claims.values() for run in claim["runs"]}:
+        assert json.loads((RESULTS / "claims" / run / "manifest.json").read_text())["finished"]
+    counted = Counter(claim["judgement"] for claim in claims.values())
+    assert counted == {"confirmed": 6, "undecided": 1, "refuted": 1}
+    assert claims["language"]["judgement"] == "refuted"
+    words = " ".join(text_of("README.md").split())
+    assert "six come out [confirmed, one undecided and one refuted](benchmarks/results/claims/claims.md)" in words
+
+
+def test_readme_counts_families_right():
+    model_types = {model_type for arch in ARCHITECTURES.values() for model_type in arch.model_types}
+    assert f"{len(model_types)} model types in {len(ARCHITECTURES)} families" in text_of("README.md")
 
 
 def test_headings_of_a_page_do_not_skip_a_level():
