@@ -255,6 +255,16 @@ def test_the_kept_claims_have_manifests_and_are_what_readme_says():
     assert "six come out [confirmed, one undecided and one refuted](benchmarks/results/claims/claims.md)" in words
 
 
+ALGORITHMS = ("inspect", "verify", "measure", "predict", "constrain", "bake", "edit", "train", "finetune", "reproduce")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_has_pseudocode_where_the_reproducibility_table_says(name):
+    assert "(theory.md#9-algorithms)" in text_of("docs/reproducibility.md")
+    (_, algorithms) = text_of("docs/theory.md").split("\n## 9. Algorithms\n")
+    assert re.search(rf"^{name}\(", algorithms, re.M)
+
+
 def test_readme_counts_families_right():
     model_types = {model_type for arch in ARCHITECTURES.values() for model_type in arch.model_types}
     assert f"{len(model_types)} model types in {len(ARCHITECTURES)} families" in text_of("README.md")
