@@ -63,12 +63,13 @@ def is_first_process() -> bool:
 
 @contextmanager
 def process_group_ends() -> Iterator[None]:
-    """Ends torch.distributed with the command: its threads abort the process if the interpreter ends first."""
-    try:
-        yield
-    finally:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+    """Ends torch.distributed with the command: threads of its own abort the process if the interpreter ends first.
+
+    Not after an error: other processes may be in the middle of an exchange, and the end would wait for them.
+    """
+    yield
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def require_place(asked: Asked) -> None:
