@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import oversmooth as osm
 from oversmooth.errors import CannotControl, TrainingStopped
 from oversmooth.recipes.kinds import train
-from oversmooth.recipes.runner import Asked, parts_of_a_batch
+from oversmooth.recipes.runner import Asked, parts_of_a_batch, process_group_ends
 from oversmooth.recipes.variants import VARIANTS
 from oversmooth.recipes.vision.draws import DrawSampler
 from oversmooth.report.training import read_run
@@ -271,6 +271,13 @@ def test_two_processes_train_as_one_does(tmp_path):
     assert second["sessions"][0]["hardware"]["processes"] == 2
     assert abs(first["results"]["eval_accuracy"] - second["results"]["eval_accuracy"]) <= 2 / 360
     assert done.stdout.count("run: ") == 1
+
+
+def test_the_process_group_ends_with_the_command():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    with process_group_ends():
+        assert torch.distributed.is_initialized()
+    assert not torch.distributed.is_initialized()
 
 
 # --- when things go wrong -------------------------------------------------------------------------------------------
