@@ -47,6 +47,15 @@ def require_free(folder: Path) -> None:
         raise NotWritable(str(folder), reason, "Give a new folder inside one that exists.")
 
 
+def make_folder(folder: Path) -> None:
+    """The folder and those above it, where they are not there yet."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is a file" if folder.is_file() else error.strerror or str(error)
+        raise NotWritable(str(folder), reason, "Give a folder that you may write to.") from error
+
+
 @contextmanager
 def folder_whole(folder: Path) -> Iterator[Path]:
     """Yields a temporary folder beside its place and renames it at the end; a failure leaves nothing behind."""

@@ -13,7 +13,7 @@ from scipy import stats
 
 from oversmooth import analyze
 from oversmooth.cli import app
-from oversmooth.errors import RunFailed, UnknownName
+from oversmooth.errors import BrokenFile, NotWritable, RunFailed, TargetNotFound, UnknownName
 from oversmooth.recipes.kinds import load_recipe
 from oversmooth.recipes.variants import require_variant
 from oversmooth.report.render import render
@@ -222,6 +222,28 @@ def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
     monkeypatch.setattr(Workshop, "_is_finished", lambda self, wanted: True)
     workshop.train([wanted])
     assert len(asked) == 1
+
+
+def test_a_model_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
+    workshop = Workshop(out=tmp_path / "out", targets=("/nowhere",), command=lambda arguments: pytest.fail("trained"))
+    with pytest.raises(TargetNotFound, match="/nowhere"):
+        reproduce(chosen("eigenvalue"), workshop)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for place, words in (("file", "it is a file"), ("file/below", "cannot be written")):
+        with pytest.raises(NotWritable, match=words):
+            reproduce(chosen("similarity"), Workshop(out=tmp_path / place, targets=()))
+
+
+def test_a_broken_manifest_is_named(tmp_path):
+    workshop = Workshop(out=tmp_path, targets=())
+    wanted = Wanted(recipe="digits", variant="vanilla", seed=0)
+    (tmp_path / wanted.folder).mkdir(parents=True)
+    (tmp_path / wanted.folder / "manifest.json").write_text("{")
+    with pytest.raises(BrokenFile, match="manifest of a run"):
+        workshop.train([wanted])
 
 
 def test_a_run_that_fails_names_its_command():

@@ -29,7 +29,7 @@ from oversmooth.recipes.variants import ordinary, put_on, require_variant
 from oversmooth.results import Analysis, Progress, no_progress
 from oversmooth.torchvision_compat import ensure_torchvision
 from oversmooth.trainer_callback import smoothing_callback
-from oversmooth.writing import folder_whole, require_free, write_whole
+from oversmooth.writing import folder_whole, make_folder, require_free, write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ def _manifest(job: Job, asked: Asked) -> tuple[Manifest, int | None]:
     )
     old = read_manifest(asked.out) if asked.resume else None
     if old is None:
-        asked.out.mkdir(exist_ok=True)
+        make_folder(asked.out)
         return new, None
     if difference := first_difference(old.identity, new.identity):
         key, was, now = difference

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from oversmooth.errors import MissingDependency
 from oversmooth.report.weights import layer_name
 from oversmooth.results import Analysis, Measurement
-from oversmooth.writing import write_whole
+from oversmooth.writing import make_folder, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +23,7 @@ def write_figures(analysis: Analysis, folder: Path) -> list[Path]:
         import matplotlib
     except ImportError as error:
         raise MissingDependency("matplotlib", "report", "--figures") from error
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     figures: dict[str, Figure] = {"eigenvalues": _eigenvalues(analysis)}
     if analysis.measurement:
         for metric in ("cosine", "hfc_lfc"):

@@ -17,14 +17,15 @@ from oversmooth.report.render import render
 from oversmooth.reproduce.claim import Claim, Finding
 from oversmooth.reproduce.pages import markdown_of, numbers_of, page_of
 from oversmooth.reproduce.workshop import Workshop
-from oversmooth.writing import write_whole
+from oversmooth.writing import make_folder, write_whole
 
 
 def reproduce(claims: tuple[Claim, ...], workshop: Workshop, command: str = "") -> list[tuple[Claim, Finding]]:
     """Checks every claim and writes after each, so that a stopped run leaves its part."""
     began = time.perf_counter()
     manifest = _new_manifest(claims, workshop, command)
-    workshop.out.mkdir(parents=True, exist_ok=True)
+    make_folder(workshop.out)
+    workshop.require_targets()
     checked: list[tuple[Claim, Finding]] = []
     workshop.train([wanted for claim in claims for wanted in claim.needs(workshop.seeds)])
     for claim in claims:

@@ -17,8 +17,10 @@ from pathlib import Path
 
 from oversmooth.analyze import Stage, analyze
 from oversmooth.errors import RunFailed
-from oversmooth.recipes.manifest import Manifest
+from oversmooth.models.source import open_source
+from oversmooth.recipes.manifest import Manifest, read_manifest
 from oversmooth.results import Analysis, no_progress
+from oversmooth.writing import make_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,11 @@ class Workshop:
             self._analyses[target] = analyze(target, max_samples=8, solve=2)
         return self._analyses[target]
 
+    def require_targets(self) -> None:
+        """Refuses a model that is not there or not declared, before anything is trained."""
+        for target in self.targets:
+            open_source(target).stacks()
+
     def hashes(self) -> dict[str, str]:
         """Of the weights of every model that was analysed."""
         return {
@@ -110,25 +117,24 @@ class Workshop:
         missing = [each for each in dict.fromkeys(wanted) if not self._is_finished(each)]
         if not missing:
             return
-        (self.out / "runs").mkdir(parents=True, exist_ok=True)
+        make_folder(self.out / "runs")
         progress = self.stage("Training")
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             for done, _ in enumerate(pool.map(lambda each: self.command(each.arguments(self.out)), missing), 1):
                 progress(done, len(missing))
 
     def _is_finished(self, wanted: Wanted) -> bool:
-        path = self.out / wanted.folder / "manifest.json"
-        return path.is_file() and Manifest.model_validate_json(path.read_text(encoding="utf-8")).finished
+        manifest = read_manifest(self.out / wanted.folder)
+        return manifest is not None and manifest.finished
 
     def trained(self, wanted: Wanted) -> Trained:
         """The run, from the disk where it is there."""
         self.train([wanted])
         folder = self.out / wanted.folder
-        return Trained(
-            folder=wanted.folder,
-            manifest=Manifest.model_validate_json((folder / "manifest.json").read_text(encoding="utf-8")),
-            analysis=Analysis.from_dict(json.loads((folder / "analysis.json").read_text(encoding="utf-8"))),
-        )
+        manifest = read_manifest(folder)
+        assert manifest is not None, "a finished run has one"
+        saved = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
+        return Trained(folder=wanted.folder, manifest=manifest, analysis=Analysis.from_dict(saved))
 
 
 def short_name(target: str) -> str:

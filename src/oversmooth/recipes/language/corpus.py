@@ -29,7 +29,7 @@ from oversmooth.errors import OutOfRange, UnreadableData
 from oversmooth.recipes.language.documents import Progress, Tally, corpus_files, documents
 from oversmooth.recipes.language.packing import Packer, batches_of_texts, chunks, pieces, sentence_length_order
 from oversmooth.recipes.language.wordpiece import save_tokenizer, train_wordpiece
-from oversmooth.writing import folder_whole, write_whole
+from oversmooth.writing import folder_whole, make_folder, write_whole
 
 ORDERS = ("sentence-length", "as-read")
 CHECKPOINT_BATCHES = 64
@@ -105,7 +105,7 @@ def prepare_corpus(settings: CorpusSettings, cache: Path, report: Report = lambd
     """The corpus from the cache, or made now; one process makes it and others wait for it."""
     from filelock import FileLock
 
-    cache.mkdir(parents=True, exist_ok=True)
+    make_folder(cache)
     key = corpus_hash(settings, cache)
     folder = cache / key
     finished = folder / "corpus.json"

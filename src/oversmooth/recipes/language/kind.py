@@ -25,6 +25,7 @@ from oversmooth.recipes.language.sequences import MaskedValidation, Reading, Ste
 from oversmooth.recipes.language.settings import Data, LanguageRecipe, Watch
 from oversmooth.recipes.runner import Asked
 from oversmooth.recipes.schema import Recipe
+from oversmooth.writing import make_folder
 
 CACHE = "OVERSMOOTH_CACHE"
 """Environment variable: the folder in which corpora are kept."""
@@ -96,7 +97,7 @@ def load_corpus(data: Data, given: str | None) -> Corpus:
     """The corpus of a recipe, or of `--data`; what was passed over is said once."""
     cache, source = cache_folder(), given or data.source
     if source == PYTHON_DOCS:
-        cache.mkdir(parents=True, exist_ok=True)
+        make_folder(cache)
         source = str(python_docs(cache))
     settings = CorpusSettings(
         source=source,

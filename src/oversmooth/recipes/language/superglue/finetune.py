@@ -25,7 +25,7 @@ from oversmooth.recipes.language.superglue.tasks import DIAGNOSTIC, MAIN, TASKS
 from oversmooth.recipes.runner import Asked, require_place, run
 from oversmooth.recipes.schema import overridden, parsed
 from oversmooth.results import Analysis, Progress, no_progress
-from oversmooth.writing import write_whole
+from oversmooth.writing import make_folder, write_whole
 
 ALL = "superglue"
 Stage = Callable[[str], Progress]
@@ -119,7 +119,7 @@ def finetune(
     tokenizer = load_tokenizer(checkpoint)
     splits = {name: read_splits(TASKS[name], data) for name in names}  # all of them, before hours are spent on one
     for place in places.values():
-        place.out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(place.out.parent)
         require_place(place)
     results: dict[str, list[dict[str, float]]] = {name: [] for name in trained}
     for (name, seed), place in places.items():
@@ -136,7 +136,7 @@ def finetune(
 def _collect(run_folder: Path, submission: Path) -> None:
     """Test predictions of one run beside those of the others."""
     for path in sorted((run_folder / "predictions" / "test").glob("*.jsonl")):
-        submission.mkdir(parents=True, exist_ok=True)
+        make_folder(submission)
         shutil.copyfile(path, submission / path.name)
 
 

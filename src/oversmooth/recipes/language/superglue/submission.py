@@ -7,7 +7,7 @@ from typing import Any
 
 from oversmooth.recipes.language.superglue.scoring import Scores, chosen_entities, predicted
 from oversmooth.recipes.language.superglue.tasks import Example, Task
-from oversmooth.writing import write_whole
+from oversmooth.writing import make_folder, write_whole
 
 
 def submission_lines(task: Task, examples: Sequence[Example], scores: Scores) -> Iterator[dict[str, Any]]:
@@ -37,7 +37,7 @@ def _paragraphs(examples: Sequence[Example], guesses: Sequence[int]) -> Iterator
 
 def write_submission(task: Task, examples: Sequence[Example], scores: Scores, folder: Path) -> Path:
     """Writes `FOLDER/BoolQ.jsonl` and the like, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / f"{task.folder}.jsonl"
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in submission_lines(task, examples, scores))
     write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
