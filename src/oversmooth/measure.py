@@ -149,7 +149,7 @@ class Running:
     mean: float = 0.0
     squares: float = 0.0
 
-    def add(self, numbers: Float[Tensor, "batch"]) -> None:
+    def add(self, numbers: Float[Tensor, " batch"]) -> None:
         if not len(numbers):
             return
         numbers = numbers.cpu().double()
@@ -182,11 +182,11 @@ class _Run:
     problems: dict[Place, str] = field(default_factory=dict)
     _inputs: Mapping[str, Tensor] = field(default_factory=dict)
     _sums: dict[tuple[Place, str], Running] = field(default_factory=dict)
-    _keep: dict[str, tuple[Bool[Tensor, "batch token"], Bool[Tensor, "batch"]]] = field(default_factory=dict)
+    _keep: dict[str, tuple[Bool[Tensor, "batch token"], Bool[Tensor, " batch"]]] = field(default_factory=dict)
     _kept: dict[str, Kept | None] = field(default_factory=dict)
     """What is measured of each stack; `None` where no sequence keeps two tokens."""
-    _pending: list[tuple[Place, str, Float[Tensor, "defined"]]] = field(default_factory=list)
-    _stream: dict[Place, Float[Tensor, "batch"]] = field(default_factory=dict)
+    _pending: list[tuple[Place, str, Float[Tensor, " defined"]]] = field(default_factory=list)
+    _stream: dict[Place, Float[Tensor, " batch"]] = field(default_factory=dict)
     _parts: dict[str, dict[Place, Running]] = field(default_factory=dict)
     _totals: dict[str, Running] = field(default_factory=dict)
 

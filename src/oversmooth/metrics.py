@@ -34,7 +34,7 @@ CLEARLY = 0.2
 DEFAULT_METRICS = ("cosine", "hfc_lfc", "dirichlet", "token_norm")
 
 
-def measurable(keep: Bool[Tensor, "batch token"]) -> Bool[Tensor, "batch"]:
+def measurable(keep: Bool[Tensor, "batch token"]) -> Bool[Tensor, " batch"]:
     """Which sequences keep at least two tokens, so that there is something to compare."""
     return keep.sum(-1) >= 2
 
@@ -49,9 +49,9 @@ class Kept:
     keep: Bool[Tensor, "batch token"]
     span: slice
     """The columns that any sequence keeps; the others are cut off."""
-    n: Int[Tensor, "batch"]
+    n: Int[Tensor, " batch"]
     """Number of kept tokens."""
-    dropped: Int[Tensor, "row"] | None
+    dropped: Int[Tensor, " row"] | None
     """Rows of the flattened span that hold dropped tokens; `None` without any."""
 
     @classmethod
@@ -77,7 +77,7 @@ class Moments:
     """Kept tokens in float32 or float64, zeros at dropped positions; columns that no sequence keeps are cut off."""
     mask: Float[Tensor, "batch span"]
     """1 where `x` holds a kept token, otherwise 0."""
-    n: Int[Tensor, "batch"]
+    n: Int[Tensor, " batch"]
     """Number of kept tokens."""
 
     @classmethod
@@ -100,7 +100,7 @@ class Moments:
         return torch.linalg.vector_norm(self.x, dim=-1)
 
     @cached_property
-    def is_finite(self) -> Bool[Tensor, "batch"]:
+    def is_finite(self) -> Bool[Tensor, " batch"]:
         """Whether all token norms of a sequence are finite numbers."""
         return self.norms.sum(1).isfinite()
 
@@ -120,7 +120,7 @@ class Moments:
         return torch.addcmul(self.x, self.mask[..., None], self.mean[:, None], value=-1)
 
     @cached_property
-    def hfc_squared(self) -> Float[Tensor, "batch"]:
+    def hfc_squared(self) -> Float[Tensor, " batch"]:
         """HFC^2, accurate however equal the tokens are.
 
         sum |x_i|^2 - n |m|^2 needs no temporary, and loses no more than a digit where tokens differ clearly. It is all
@@ -136,7 +136,7 @@ class Moments:
         return (torch.linalg.vector_norm(self.centred, dim=-1).square().sum(1) - floor).clamp(min=0)
 
     @cached_property
-    def lfc_squared(self) -> Float[Tensor, "batch"]:
+    def lfc_squared(self) -> Float[Tensor, " batch"]:
         """LFC^2 = n |m|^2, and NaN where it is only the rounding error of a mean that is zero (LFC <= 4 eps HFC)."""
         lfc_squared = self.n * self.mean.square().sum(-1)
         is_rounding = lfc_squared <= (4 * torch.finfo(self.x.dtype).eps) ** 2 * self.hfc_squared
@@ -178,8 +178,8 @@ def in_float64(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 class MetricValues:
     """One metric on a batch: `values[i]` is a finite number where `defined[i]`, and a meaningless 0 where not."""
 
-    values: Float[Tensor, "batch"]
-    defined: Bool[Tensor, "batch"]
+    values: Float[Tensor, " batch"]
+    defined: Bool[Tensor, " batch"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +234,7 @@ _NO_TOKEN = "every token is zero"
 
 
 @_metric("mean over i != j of x_i . x_j / (|x_i| |x_j|)", smoothed=1.0, missing_when=_NO_PAIR)
-def cosine(moments: Moments) -> Float[Tensor, "batch"]:
+def cosine(moments: Moments) -> Float[Tensor, " batch"]:
     """Mean cosine over pairs of distinct tokens, (|sum x_i/|x_i||^2 - n) / (n(n-1)); 1 means that all are parallel.
 
     Signed, at least -1/(n-1). Invariant to scaling each token by a positive factor, to rotating d_model and to token
@@ -247,7 +247,7 @@ def cosine(moments: Moments) -> Float[Tensor, "batch"]:
 
 
 @_metric("mean over all i, j of |x_i . x_j| / (|x_i| |x_j|)", smoothed=1.0, missing_when=_NO_PAIR)
-def cosine_abs(moments: Moments) -> Float[Tensor, "batch"]:
+def cosine_abs(moments: Moments) -> Float[Tensor, " batch"]:
     """Mean absolute cosine over all n^2 pairs, i = j included; 1 means that all tokens are parallel up to sign.
 
     The variant of Wang et al. 2022: orthogonal tokens give 1/n, not 0. Invariant to scaling each token, to rotating
@@ -259,7 +259,7 @@ def cosine_abs(moments: Moments) -> Float[Tensor, "batch"]:
 
 
 @_metric("norm_F(HC(X)) / norm_F(LC(X))", smoothed=0.0, missing_when="the mean of the tokens is zero")
-def hfc_lfc(moments: Moments) -> Float[Tensor, "batch"]:
+def hfc_lfc(moments: Moments) -> Float[Tensor, " batch"]:
     """Size of what differs between tokens over size of what they share, HFC / LFC; 0 means that all tokens are equal.
 
     Invariant to one common scale, to rotating d_model and to token order. Has no value when the mean of the tokens is
@@ -269,7 +269,7 @@ def hfc_lfc(moments: Moments) -> Float[Tensor, "batch"]:
 
 
 @_metric("log(norm_F(HC(X)) / norm_F(LC(X)))", missing_when="all tokens are equal, or their mean is zero")
-def log_hfc_lfc(moments: Moments) -> Float[Tensor, "batch"]:
+def log_hfc_lfc(moments: Moments) -> Float[Tensor, " batch"]:
     """Natural logarithm of `hfc_lfc`, log HFC - log LFC; a fall means smoothing, and falls add up over sub-blocks.
 
     Invariant like `hfc_lfc`. Has no value where that has none, nor where all tokens are equal (log 0).
@@ -278,7 +278,7 @@ def log_hfc_lfc(moments: Moments) -> Float[Tensor, "batch"]:
 
 
 @_metric("(1/n) sum over i, j of |x_i - x_j|^2 = 2 norm_F(HC(X))^2", smoothed=0.0)
-def dirichlet(moments: Moments) -> Float[Tensor, "batch"]:
+def dirichlet(moments: Moments) -> Float[Tensor, " batch"]:
     """Dirichlet energy on the complete graph, (1/n) sum_ij |x_i - x_j|^2 = 2 HFC^2; 0 means that all tokens are equal.
 
     Invariant to rotating d_model, to adding one vector to all tokens and to token order, but grows with the square of
@@ -288,7 +288,7 @@ def dirichlet(moments: Moments) -> Float[Tensor, "batch"]:
 
 
 @_metric("norm_1inf(X - 1 m^T) / norm_1inf(X), norm_1inf = sqrt(norm_1 norm_inf)", smoothed=0.0, missing_when=_NO_TOKEN)
-def residual(moments: Moments) -> Float[Tensor, "batch"]:
+def residual(moments: Moments) -> Float[Tensor, " batch"]:
     """Size of X - 1 m^T over size of X in the norm sqrt(norm_1 norm_inf); 0 means that all tokens are equal.
 
     The residual of Dong et al. 2021 with m the token mean; norm_1 is the largest column sum of absolute values and
@@ -298,12 +298,12 @@ def residual(moments: Moments) -> Float[Tensor, "batch"]:
     return _norm_1inf(moments.centred) / _norm_1inf(moments.x)
 
 
-def _norm_1inf(x: Float[Tensor, "batch span d_model"]) -> Float[Tensor, "batch"]:
+def _norm_1inf(x: Float[Tensor, "batch span d_model"]) -> Float[Tensor, " batch"]:
     return (x.abs().sum(1).amax(1) * x.abs().sum(2).amax(1)).sqrt()
 
 
 @_metric("exp(-sum p_k log p_k), p = singular values / their sum", smoothed=1.0, missing_when=_NO_TOKEN)
-def effective_rank(moments: Moments) -> Float[Tensor, "batch"]:
+def effective_rank(moments: Moments) -> Float[Tensor, " batch"]:
     """exp of the entropy of (singular values / their sum), 0 log 0 = 0; 1 means that all tokens are parallel.
 
     After Roy & Vetterli 2007; at most min(n, d_model). Invariant to one common scale, to rotating d_model and to token
@@ -315,7 +315,7 @@ def effective_rank(moments: Moments) -> Float[Tensor, "batch"]:
 
 
 @_metric("effective_rank / min(n, d_model)", missing_when=_NO_TOKEN)
-def effective_rank_share(moments: Moments) -> Float[Tensor, "batch"]:
+def effective_rank_share(moments: Moments) -> Float[Tensor, " batch"]:
     """`effective_rank` over the largest rank possible, min(n, d_model); 1 means that tokens fill the space evenly.
 
     Comparable between sequences of different length. Invariant and missing like `effective_rank`.
@@ -324,7 +324,7 @@ def effective_rank_share(moments: Moments) -> Float[Tensor, "batch"]:
 
 
 @_metric("norm_F(X)^2 / norm_2(X)^2", smoothed=1.0, missing_when=_NO_TOKEN)
-def stable_rank(moments: Moments) -> Float[Tensor, "batch"]:
+def stable_rank(moments: Moments) -> Float[Tensor, " batch"]:
     """Sum of the squared singular values over the largest, norm_F^2 / norm_2^2; 1 means that all tokens are parallel.
 
     Invariant to one common scale, to rotating d_model and to token order. One massive token brings it close to 1
@@ -335,7 +335,7 @@ def stable_rank(moments: Moments) -> Float[Tensor, "batch"]:
 
 
 @_metric("mean over i of |x_i|")
-def token_norm(moments: Moments) -> Float[Tensor, "batch"]:
+def token_norm(moments: Moments) -> Float[Tensor, " batch"]:
     """Mean Euclidean norm of the tokens, (1/n) sum |x_i|; it says on what scale the features live, not how smooth.
 
     Invariant to rotating d_model and to token order; proportional to a common scale. Always has a value.
@@ -344,7 +344,7 @@ def token_norm(moments: Moments) -> Float[Tensor, "batch"]:
 
 
 @_metric("standard deviation over i of |x_i|", smoothed=0.0)
-def token_norm_spread(moments: Moments) -> Float[Tensor, "batch"]:
+def token_norm_spread(moments: Moments) -> Float[Tensor, " batch"]:
     """Standard deviation (dividing by n) of the norms |x_i|; large beside `token_norm` means a few massive tokens.
 
     Such tokens carry the mean and with it LFC. Invariant like `token_norm`. Always has a value.
@@ -354,7 +354,7 @@ def token_norm_spread(moments: Moments) -> Float[Tensor, "batch"]:
 
 
 @_metric("mean over channels of log(|F(pi, pi)| + 1e-6) - log(|F(0, 0)| + 1e-6)", images_only=True)
-def high_frequency(moments: Moments) -> Float[Tensor, "batch"]:
+def high_frequency(moments: Moments) -> Float[Tensor, " batch"]:
     """Channel mean of log(|F(k, k)| + 1e-6) - log(|F(0, 0)| + 1e-6) at the highest frequency k; lower means smoother.
 
     The relative log amplitude of Park & Kim 2022. F is the unnormalised 2-D Fourier transform of one channel on the

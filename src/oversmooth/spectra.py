@@ -316,7 +316,7 @@ def eigenvalue_condition(
 
 
 def _conditioning(
-    value_map: ValueMap, values: Complex[Tensor, "core"], dominating: complex
+    value_map: ValueMap, values: Complex[Tensor, " core"], dominating: complex
 ) -> tuple[float | None, bool | None, tuple[Missing, ...]]:
     """Condition of the dominating eigenvalue of the map itself, and whether the map is defective; with reasons."""
     core, missing = value_map.core, []
@@ -341,7 +341,7 @@ def _conditioning(
     return condition, is_defective, tuple(missing)
 
 
-def _is_defective(value_map: ValueMap, values: Complex[Tensor, "core"], scale: float) -> bool:
+def _is_defective(value_map: ValueMap, values: Complex[Tensor, " core"], scale: float) -> bool:
     """Whether the map has a Jordan block of order up to `LARGEST_BLOCK` (note "Splitting")."""
     if scale == 0.0 and not value_map.has_forced_zeros:
         return False
@@ -369,7 +369,7 @@ def _is_defective(value_map: ValueMap, values: Complex[Tensor, "core"], scale: f
 
 
 def _vectors_unless_defective(
-    matrix: Tensor, values: Complex[Tensor, "other"], value: complex, scale: float
+    matrix: Tensor, values: Complex[Tensor, " other"], value: complex, scale: float
 ) -> tuple[Tensor, Tensor] | None:
     """Right and left eigenvectors of one of the eigenvalues; `None` where it belongs to a Jordan block."""
     epsilon = torch.finfo(matrix.dtype).eps

@@ -53,7 +53,7 @@ class _Clip(torch.autograd.Function):
         return gradient.masked_fill(leads_out, 0), None, None
 
 
-def returning_clip(x: Float[Tensor, "channel"], low: float, high: float) -> Float[Tensor, "channel"]:
+def returning_clip(x: Float[Tensor, " channel"], low: float, high: float) -> Float[Tensor, " channel"]:
     """`clip(x, low, high)`; outside, the gradient passes where descent leads back in and is zero where it leads out.
 
     A plain clip would kill the gradient for good, a plain straight-through estimate would let x run away while the loss
@@ -200,7 +200,7 @@ class Eigenbasis(nn.Module):
         self,
         heads: Heads,
         basis: Basis,
-        psi: Float[Tensor, "channel"],
+        psi: Float[Tensor, " channel"],
         low: float,
         high: float,
         shares: Float[Tensor, "kv group d_head"] | None = None,
@@ -219,7 +219,7 @@ class Eigenbasis(nn.Module):
             self.share_logits = nn.Parameter(given.log())
         self._kept: tuple[object, Tensor] | None = None
 
-    def eigenvalues(self) -> Float[Tensor, "channel"]:
+    def eigenvalues(self) -> Float[Tensor, " channel"]:
         """`clip(psi, low, high)`, in the order (value head, channel)."""
         return returning_clip(full_precision(self.psi), self.low, self.high)
 

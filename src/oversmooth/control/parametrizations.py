@@ -38,7 +38,7 @@ class ValueWeight(_Parametrization):
     rows: Tensor | None
     order: Tensor | None
 
-    def __init__(self, eigenbasis: Eigenbasis, weight: Tensor, stored: Stored, rows: Int[Tensor, "rows"] | None):
+    def __init__(self, eigenbasis: Eigenbasis, weight: Tensor, stored: Stored, rows: Int[Tensor, " rows"] | None):
         super().__init__(weight)
         self.eigenbasis = eigenbasis
         self.axis = 0 if stored == "out_in" else 1
@@ -105,7 +105,7 @@ def _forgive_what_the_value_weight_loads(module: nn.Module, incompatible: Any) -
     incompatible.missing_keys[:] = [key for key in incompatible.missing_keys if ".shared_eigenbasis." not in key]
 
 
-def _others(rows: Int[Tensor, "rows"], count: int) -> Int[Tensor, "others"]:
+def _others(rows: Int[Tensor, " rows"], count: int) -> Int[Tensor, " others"]:
     is_value = torch.zeros(count, dtype=torch.bool)
     is_value[rows.cpu()] = True
     return (~is_value).nonzero().flatten()
@@ -118,15 +118,15 @@ class PositiveNorm(_Parametrization):
         super().__init__(weight)
         self.offset = offset
 
-    def forward(self, raw: Float[Tensor, "d_model"]) -> Float[Tensor, "d_model"]:
+    def forward(self, raw: Float[Tensor, " d_model"]) -> Float[Tensor, " d_model"]:
         return (nn.functional.softplus(full_precision(raw)) - self.offset).to(raw.dtype)
 
-    def right_inverse(self, weight: Float[Tensor, "d_model"]) -> Float[Tensor, "d_model"]:
+    def right_inverse(self, weight: Float[Tensor, " d_model"]) -> Float[Tensor, " d_model"]:
         """Starts at the absolute value: a negative weight is mirrored, a positive one is kept."""
         size = (full_precision(weight) + self.offset).abs().clamp(min=SMALLEST_NORM_WEIGHT)
         return (size + (-(-size).expm1()).log()).to(weight.dtype)  # the inverse of softplus, without overflow
 
-    def contains(self, weight: Float[Tensor, "d_model"]) -> bool:
+    def contains(self, weight: Float[Tensor, " d_model"]) -> bool:
         return bool((full_precision(weight) + self.offset > 0).all())
 
 

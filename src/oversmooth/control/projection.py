@@ -54,7 +54,7 @@ class Start:
     """Orthonormal columns, eigenvalues and the shares of heads in them."""
 
     columns: Float[Tensor, "d_model channel"]
-    psi: Float[Tensor, "channel"]
+    psi: Float[Tensor, " channel"]
     shares: Float[Tensor, "kv group d_head"] | None = None
 
 
@@ -140,7 +140,7 @@ def _own_directions(
     heads: Heads,
     low: float,
     high: float,
-) -> tuple[Float[Tensor, "d_model d_head"], Float[Tensor, "d_head"]]:
+) -> tuple[Float[Tensor, "d_model d_head"], Float[Tensor, " d_head"]]:
     """Directions in which clipping the symmetric part of a value head's map loses least, and how much they weigh."""
     span = torch.linalg.qr(torch.cat([writes, reads.T], 1)).Q
     written = (span.T @ writes).unflatten(1, (heads.per_group, heads.d_head)).sum(1)
@@ -220,7 +220,7 @@ def refine(eigenbasis: Eigenbasis, w_v: Values, w_o: Outputs, steps: int = REFIN
                 parameter.copy_(old)
 
 
-def _squared_distances(w_v: Values, w_o: Outputs, new_v: Values, new_o: Outputs) -> Float[Tensor, "head"]:
+def _squared_distances(w_v: Values, w_o: Outputs, new_v: Values, new_o: Outputs) -> Float[Tensor, " head"]:
     """`norm(W_O W_V - W_O' W_V')^2` of every head, from Gram matrices of size `2 d_head`."""
     group = w_o.shape[1] // w_v.shape[0]
     left = torch.cat([w_o, -new_o], 2).transpose(0, 1)
@@ -252,7 +252,7 @@ def _ratio(change: float, size: float) -> float | None:
 # --- biases ---------------------------------------------------------------------------------------------------------
 
 
-def constant(weights: AttentionWeights) -> Float[Tensor, "d_model"] | None:
+def constant(weights: AttentionWeights) -> Float[Tensor, " d_model"] | None:
     """`W_O b_V + b_O`, the vector that attention adds to every token alike; `None` without biases. In float64."""
     if weights.b_v is None:
         return None if weights.b_o is None else weights.b_o.double()

@@ -75,7 +75,7 @@ class Rule(nn.Module):
         return y
 
 
-def _per_head(parameter: Float[Tensor, "head"], like: Tensor) -> Float[Tensor, "head 1 1"]:
+def _per_head(parameter: Float[Tensor, " head"], like: Tensor) -> Float[Tensor, "head 1 1"]:
     return parameter.to(like.dtype)[:, None, None]
 
 

@@ -290,8 +290,8 @@ class Norm:
     """A normalization layer: subtract the feature mean (`layer` only), divide by the scale, multiply by `weight`."""
 
     kind: Literal["layer", "rms"]
-    weight: Float[Tensor, "d_model"]
-    bias: Float[Tensor, "d_model"] | None = None
+    weight: Float[Tensor, " d_model"]
+    bias: Float[Tensor, " d_model"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,14 +301,14 @@ class AttentionWeights:
     w_v: Float[Tensor, "kv d_head d_model"]
     w_o: Float[Tensor, "d_model head d_head"]
     b_v: Float[Tensor, "kv d_head"] | None = None
-    b_o: Float[Tensor, "d_model"] | None = None
+    b_o: Float[Tensor, " d_model"] | None = None
     residual: Residual = "pre"
     norms: Mapping[str, Norm] = field(default_factory=dict)
-    gain: Float[Tensor, "d_model"] | None = None
+    gain: Float[Tensor, " d_model"] | None = None
     """Multiplies the attention branch, per channel."""
     heads_known: bool = True
     """False where no config gave the number of heads: the layer is one head then, exact for the layer as a whole."""
-    value_rows: Int[Tensor, "rows"] | None = None
+    value_rows: Int[Tensor, " rows"] | None = None
     """Rows of the values inside the fused weight, for writing back; `None` where values have a weight of their own."""
 
     @property
@@ -339,7 +339,7 @@ class AttentionWeights:
         return self.w_o.unflatten(1, (self.n_kv, self.n_heads // self.n_kv)).sum(2, dtype=above)
 
 
-def value_rows(fused: Fused, n_heads: int, n_kv: int, d_head: int) -> Int[Tensor, "rows"]:
+def value_rows(fused: Fused, n_heads: int, n_kv: int, d_head: int) -> Int[Tensor, " rows"]:
     """Rows of the values inside a fused query-key-value weight, in the order (value head, channel).
 
     >>> value_rows("stacked", n_heads=2, n_kv=1, d_head=2)

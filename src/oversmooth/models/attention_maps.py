@@ -45,7 +45,7 @@ class AttentionMaps:
     of_sequence: Callable[[int], Float[Tensor, "head token key"]]
 
     def of(
-        self, sequence: int, keep: Bool[Tensor, "token"], dtype: torch.dtype = torch.float32
+        self, sequence: int, keep: Bool[Tensor, " token"], dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "head kept kept"]:
         """Probabilities between the kept tokens of one sequence; raises `NoAttentionMaps` unless rows sum to one."""
         found = self.of_sequence(sequence)

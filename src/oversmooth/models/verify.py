@@ -88,7 +88,7 @@ def require_fit(verification: Verification) -> None:
         )
 
 
-def value_map(weights: AttentionWeights, x: Float[Tensor, "d_model"]) -> Float[Tensor, "d_model"]:
+def value_map(weights: AttentionWeights, x: Float[Tensor, " d_model"]) -> Float[Tensor, " d_model"]:
     """What attention returns when every token is x: `W_O (W_V x + b_V) + b_O`, in float64."""
     value = weights.w_v.double() @ x.double()
     if weights.b_v is not None:

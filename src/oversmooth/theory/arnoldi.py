@@ -28,7 +28,7 @@ KEPT = 8
 LOOK_EVERY = 4
 """Steps between two looks at the residual."""
 
-Map = Callable[[Float[Tensor, "size"]], Float[Tensor, "size"]]
+Map = Callable[[Float[Tensor, " size"]], Float[Tensor, " size"]]
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Dominating:
     condition: float
     """Condition number of the eigenvalue in the Krylov space: to first order the error is at most this times the
     residual."""
-    vector: tuple[Float[Tensor, "size"], Float[Tensor, "size"]]
+    vector: tuple[Float[Tensor, " size"], Float[Tensor, " size"]]
     """Real and imaginary part of the eigenvector."""
     applications: int
     converged: bool
@@ -56,7 +56,7 @@ class Dominating:
 
 def dominating(
     f: Map,
-    start: Float[Tensor, "size"],
+    start: Float[Tensor, " size"],
     *,
     shift: float = 0.0,
     factor: float = 1.0,
@@ -109,7 +109,7 @@ class _Pair:
 class _Krylov:
     """A Krylov decomposition `f V = V S + v_next b`, rows of `basis` being the vectors."""
 
-    def __init__(self, f: Map, start: Float[Tensor, "size"], shift: float, factor: float):
+    def __init__(self, f: Map, start: Float[Tensor, " size"], shift: float, factor: float):
         self._f, self._shift, self._factor = f, shift, factor
         self.room = min(BASIS, start.numel())
         self.basis = start.new_empty(self.room + 1, start.numel())

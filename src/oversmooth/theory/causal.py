@@ -78,7 +78,7 @@ class _Blocks:
             return self.factor * (mixed @ path.core)
         return path.after(self.operator.skip * x + self.factor * (mixed @ path.output_rows))
 
-    def eigenvalues(self, tokens: range | list[int]) -> Complex[Tensor, "count"]:
+    def eigenvalues(self, tokens: range | list[int]) -> Complex[Tensor, " count"]:
         """All eigenvalues of T in the blocks of these tokens."""
         eye = torch.eye(self.size, dtype=self.weights.dtype, device=self.weights.device)
         found = [
@@ -104,12 +104,12 @@ class _Blocks:
         bound = abs(self.operator.skip) + abs(self.factor) * (weights[0].abs() * self.path.head_norms).sum().item()
         return krylov_radius(found, bound * self.path.after_norm, route="diagonals")
 
-    def ranked(self) -> Float[Tensor, "token"]:
+    def ranked(self) -> Float[Tensor, " token"]:
         """An upper estimate of the radius of every block, in groups that fit into memory."""
         group = max(1, int(AT_ONCE / (STEPS * self.size)))
         return torch.cat([self._ranked(weights) for weights in self.weights.split(group)])
 
-    def _ranked(self, w: Float[Tensor, "token head"]) -> Float[Tensor, "token"]:
+    def _ranked(self, w: Float[Tensor, "token head"]) -> Float[Tensor, " token"]:
         """Arnoldi without restart on all tokens at once: the radius of each block plus its first-order error bound."""
         count, steps = len(w), min(STEPS, self.size)
         basis = w.new_zeros(steps + 1, count, self.size)

@@ -49,7 +49,7 @@ def head_theorems(operator: LayerOperator) -> list[HeadTheorem]:
 
 
 def _theorem(
-    skip: float, values: Complex[Tensor, "value"], varying: Complex[Tensor, "varying"], row_sum: float
+    skip: float, values: Complex[Tensor, " value"], varying: Complex[Tensor, " varying"], row_sum: float
 ) -> HeadTheorem:
     shared = (skip + values * row_sum).abs()
     pairs = (skip + values[:, None] * varying[None, :]).abs()
@@ -78,7 +78,7 @@ def varying_eigenvalues(operator: LayerOperator) -> Complex[Tensor, "head varyin
 # --- for any attention ----------------------------------------------------------------------------------------------
 
 
-def dobrushin(attention: Float[Tensor, "head token token"]) -> Float[Tensor, "head"]:
+def dobrushin(attention: Float[Tensor, "head token token"]) -> Float[Tensor, " head"]:
     """`tau(A) = max over i, k of 1 - sum_t min(a_it, a_kt)`: how little two rows can overlap; below 1 it contracts."""
     return torch.cdist(attention, attention, p=1).amax((1, 2)).clamp(max=2) / 2
 
@@ -93,7 +93,7 @@ class Certificate:
     (sharpening) this factor, measured by `max y - min y` of every channel in the eigenbasis."""
 
 
-def certificate(eigenvalues: Complex[Tensor, "value"], tau: float) -> Certificate | None:
+def certificate(eigenvalues: Complex[Tensor, " value"], tau: float) -> Certificate | None:
     """What the eigenvalues of a head guarantee; `None` where they have both signs, are zero, complex or below -1.
 
     For `l > 0`: osc(y') <= (1 + l tau) osc(y) while the common part grows by 1 + l. For `l` in [-1, 0):

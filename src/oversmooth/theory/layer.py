@@ -24,9 +24,9 @@ class ExactBranch:
 
     output: Float[Tensor, "token d_model"]
     """What is added to the residual stream."""
-    scales: Float[Tensor, "token"] | None
+    scales: Float[Tensor, " token"] | None
     """Each token's scale in the norm before attention; `None` without such a norm."""
-    branch_scales: Float[Tensor, "token"] | None
+    branch_scales: Float[Tensor, " token"] | None
     """Each token's scale in a norm on the branch."""
 
     @property
@@ -97,13 +97,13 @@ class AttentionLayer:
 
     def _normed(
         self, role: str, norm: Norm, x: Float[Tensor, "token d_model"]
-    ) -> tuple[Float[Tensor, "token d_model"], Float[Tensor, "token"]]:
+    ) -> tuple[Float[Tensor, "token d_model"], Float[Tensor, " token"]]:
         x = x - x.mean(-1, keepdim=True) if norm.kind == "layer" else x
         scale = (x.square().mean(-1) + self.epsilon.get(role, 0.0)).sqrt()
         x = x / scale[:, None] * norm.weight.to(x)
         return (x + norm.bias.to(x) if self.has_biases and norm.bias is not None else x), scale
 
-    def bias(self, row_sums: Float[Tensor, "head"], branch_scale: float = 1.0) -> Float[Tensor, "d_model"]:
+    def bias(self, row_sums: Float[Tensor, " head"], branch_scale: float = 1.0) -> Float[Tensor, " d_model"]:
         """`c`: what biases add to every token alike, `(beta W_V + b_V) W_O + b_O`, then the branch's norm and gain."""
         weights = self.weights
         total = torch.zeros(weights.d_model, dtype=self.dtype, device=weights.w_o.device)

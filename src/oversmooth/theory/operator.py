@@ -29,7 +29,7 @@ class ValuePath:
 
     w_v: Float[Tensor, "kv d_head d_model"]
     w_o: Float[Tensor, "d_model head d_head"]
-    after_weight: Float[Tensor, "d_model"] | None = None
+    after_weight: Float[Tensor, " d_model"] | None = None
     """Weight of a norm after the sum; `None` where there is none."""
     after_centres: bool = False
     """Whether that norm takes the feature mean off (LayerNorm)."""
@@ -90,7 +90,7 @@ class ValuePath:
         return self.output_rows @ self.value_rows.T
 
     @cached_property
-    def head_traces(self) -> Float[Tensor, "head"]:
+    def head_traces(self) -> Float[Tensor, " head"]:
         """`tr(H_h)`."""
         by_head = self.core.unflatten(0, (self.n_heads, self.d_head)).unflatten(-1, (self.n_kv, self.d_head))
         own = by_head[torch.arange(self.n_heads), :, self.value_head]
@@ -121,7 +121,7 @@ class ValuePath:
         return torch.linalg.eigvals(by_head[torch.arange(self.n_heads), :, self.value_head].cpu().double())
 
     @cached_property
-    def head_norms(self) -> Float[Tensor, "head"]:
+    def head_norms(self) -> Float[Tensor, " head"]:
         """The largest singular value of every `H_h`, from `d_head x d_head` matrices."""
         outputs = self.output_rows.unflatten(0, (self.n_heads, self.d_head)).cpu().double()
         values = self.w_v.cpu().double()[self.value_head]
@@ -140,11 +140,11 @@ class ValuePath:
         return self.dc_map(ones).core.cpu().double()
 
     @cached_property
-    def dc_eigenvalues(self) -> Complex[Tensor, "core"]:
+    def dc_eigenvalues(self) -> Complex[Tensor, " core"]:
         """All eigenvalues of `dc_core`."""
         return torch.linalg.eigvals(self.dc_core)
 
-    def dc_map(self, row_sums: Float[Tensor, "head"]) -> ValueMap:
+    def dc_map(self, row_sums: Float[Tensor, " head"]) -> ValueMap:
         """The map H that acts on what all tokens share, heads weighted by what the rows of their attention sum to."""
         weighted = self.w_o * row_sums[:, None]
         shared = weighted.unflatten(1, (self.n_kv, self.n_heads // self.n_kv)).sum(2)
@@ -190,7 +190,7 @@ class LayerOperator:
         return self.attention.shape[-1]
 
     @cached_property
-    def row_sums(self) -> Float[Tensor, "head"]:
+    def row_sums(self) -> Float[Tensor, " head"]:
         """What the rows of each head's attention sum to: one for softmax."""
         return self.attention.sum(-1).mean(-1)
 

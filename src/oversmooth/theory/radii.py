@@ -66,7 +66,7 @@ def _searched(matrix: Float[Tensor, "size size"], shift: float, factor: float, d
     return replace(radius, low=radius.low - margin, high=radius.high + margin)
 
 
-def norm_bound(operator: LayerOperator, head_sizes: Float[Tensor, "head"]) -> float:
+def norm_bound(operator: LayerOperator, head_sizes: Float[Tensor, " head"]) -> float:
     """`(|skip| + sum_h size_h norm(H_h) / scale) norm(N)`, which no eigenvalue exceeds."""
     heads = (head_sizes.abs() * operator.path.head_norms).sum().item()
     return (abs(operator.skip) + heads / abs(operator.scale)) * operator.path.after_norm
@@ -123,7 +123,7 @@ def dense_ac_radius(operator: LayerOperator) -> Radius:
     return exact_radius(torch.linalg.eigvals(matrix.cpu().double()), matrix.dtype)
 
 
-def attention_norms(operator: LayerOperator) -> Float[Tensor, "head"]:
+def attention_norms(operator: LayerOperator) -> Float[Tensor, " head"]:
     """Upper bounds `sqrt(norm_1 norm_inf)` of the largest singular value of every `P A_h`."""
     varying = operator.attention - operator.attention.mean(1, keepdim=True)
     return (varying.abs().sum(1).amax(-1) * varying.abs().sum(2).amax(-1)).sqrt()

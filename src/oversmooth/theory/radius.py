@@ -36,7 +36,7 @@ class Radius:
     """Real and imaginary part of the features in the dominating direction, where they were computed."""
 
 
-def exact_radius(values: Complex[Tensor, "count"], dtype: torch.dtype, route: str = "dense") -> Radius:
+def exact_radius(values: Complex[Tensor, " count"], dtype: torch.dtype, route: str = "dense") -> Radius:
     """The radius of a list of all eigenvalues of a matrix that was computed in `dtype`."""
     moduli = values.abs()
     best = values[moduli.argmax()]
