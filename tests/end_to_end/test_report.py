@@ -69,11 +69,11 @@ def test_the_slider_changes_the_layer_by_keyboard(page_file):
     with opened(page_file) as seen:
         slider = seen.page.locator("#eigenvalues-slider")
         slider.scroll_into_view_if_needed()
-        seen.page.wait_for_timeout(300)
+        seen.page.wait_for_function("(document.getElementById('eigenvalues').data || []).length > 1")
         before = seen.page.evaluate("document.getElementById('eigenvalues').data[1].x.slice(0, 5)")
         slider.focus()
         seen.page.keyboard.press("ArrowRight")
-        seen.page.wait_for_timeout(300)
+        seen.page.wait_for_function("document.getElementById('eigenvalues-label').textContent.includes('layer 1')")
         after = seen.page.evaluate("document.getElementById('eigenvalues').data[1].x.slice(0, 5)")
         assert before != after
         assert "layer 1" in seen.page.locator("#eigenvalues-label").inner_text()
@@ -85,11 +85,21 @@ def test_tables_sort_by_number_both_ways(page_file):
         head = seen.page.locator("#layers th button", has_text="ρ dc").first
         cells = "[...document.querySelectorAll('#layers tbody tr')].map(r => Number(r.cells[1].dataset.value))"
         head.click()
+        seen.page.wait_for_selector("#layers th[aria-sort=ascending]", timeout=5000)
         rising = seen.page.evaluate(cells)
         head.click()
+        seen.page.wait_for_selector("#layers th[aria-sort=descending]", timeout=5000)
         falling = seen.page.evaluate(cells)
         assert rising == sorted(rising)
         assert falling == sorted(rising, reverse=True)
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_nothing_moves_when_plots_are_drawn(page_file, width):
+    with opened(page_file, width=width) as seen:
+        before = seen.page.evaluate("document.body.scrollHeight")
+        draw_all(seen.page)
+        assert seen.page.evaluate("document.body.scrollHeight") == pytest.approx(before, abs=4)
 
 
 def test_tables_and_plots_can_be_saved(page_file):

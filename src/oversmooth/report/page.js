@@ -39,6 +39,10 @@
   };
 
   const nodes = [...document.querySelectorAll(".plot")];
+  for (const node of nodes) { // the height that it will have: nothing moves under the reader when it is drawn
+    const figure = data[node.dataset.figure];
+    if (figure) node.style.minHeight = layoutOf(figure).height + "px";
+  }
   const observer = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting && !drawn.has(entry.target)) draw(entry.target);
   }, { rootMargin: "400px" });
