@@ -41,6 +41,15 @@ def draw_all(page):
     page.wait_for_timeout(300)
 
 
+def until(page, condition):
+    """Waits for it; Playwright's own waiting would need `eval`, which the page forbids."""
+    for _ in range(100):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(50)
+    pytest.fail(f"never so: {condition}")
+
+
 @pytest.mark.parametrize("width", [1200, 390])
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_plot_is_drawn_without_errors_or_requests(page_file, width, dark, tmp_path):
@@ -69,11 +78,11 @@ def test_the_slider_changes_the_layer_by_keyboard(page_file):
     with opened(page_file) as seen:
         slider = seen.page.locator("#eigenvalues-slider")
         slider.scroll_into_view_if_needed()
-        seen.page.wait_for_function("(document.getElementById('eigenvalues').data || []).length > 1")
+        until(seen.page, "(document.getElementById('eigenvalues').data || []).length > 1")
         before = seen.page.evaluate("document.getElementById('eigenvalues').data[1].x.slice(0, 5)")
         slider.focus()
         seen.page.keyboard.press("ArrowRight")
-        seen.page.wait_for_function("document.getElementById('eigenvalues-label').textContent.includes('layer 1')")
+        until(seen.page, "document.getElementById('eigenvalues-label').textContent.includes('layer 1')")
         after = seen.page.evaluate("document.getElementById('eigenvalues').data[1].x.slice(0, 5)")
         assert before != after
         assert "layer 1" in seen.page.locator("#eigenvalues-label").inner_text()
@@ -85,10 +94,10 @@ def test_tables_sort_by_number_both_ways(page_file):
         head = seen.page.locator("#layers th button", has_text="ρ dc").first
         cells = "[...document.querySelectorAll('#layers tbody tr')].map(r => Number(r.cells[1].dataset.value))"
         head.click()
-        seen.page.wait_for_selector("#layers th[aria-sort=ascending]", timeout=5000)
+        until(seen.page, "document.querySelector('#layers th[aria-sort=ascending]') !== null")
         rising = seen.page.evaluate(cells)
         head.click()
-        seen.page.wait_for_selector("#layers th[aria-sort=descending]", timeout=5000)
+        until(seen.page, "document.querySelector('#layers th[aria-sort=descending]') !== null")
         falling = seen.page.evaluate(cells)
         assert rising == sorted(rising)
         assert falling == sorted(rising, reverse=True)
