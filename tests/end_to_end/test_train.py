@@ -51,12 +51,12 @@ def trained(out, *more, **asked):
     return train(Asked(name="digits", out=out, overrides=(*TINY, *more), **asked))
 
 
-def weights(out):
-    return load_file(out / "model" / "model.safetensors")
+def weights(out, model="model"):
+    return load_file(out / model / "model.safetensors")
 
 
-def assert_same_weights(left, right):
-    first, second = weights(left), weights(right)
+def assert_same_weights(left, right, model="model"):
+    first, second = weights(left, model), weights(right, model)
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         torch.testing.assert_close(second[name], tensor, rtol=0, atol=0, msg=lambda words, n=name: f"{n}: {words}")
@@ -237,7 +237,8 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(tmp_path, moment, co
     assert subprocess.run(command, env=_environment(), capture_output=True).returncode == -9
     assert not json.loads((tmp_path / "killed" / "manifest.json").read_text())["finished"]
     run = trained(tmp_path / "killed", *more, variant="sharpen", resume=True)
-    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+    for model in ("model", "model-average"):
+        assert_same_weights(tmp_path / "whole", tmp_path / "killed", model)
     # The same lines; what is measured at the step of a checkpoint is measured again, and then stands behind its loss.
     kept = [sorted((tmp_path / name / "metrics.jsonl").read_text().splitlines()) for name in ("whole", "killed")]
     assert kept[0] == kept[1]

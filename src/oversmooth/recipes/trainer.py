@@ -80,6 +80,14 @@ def recipe_trainer(job: Job) -> type:
             loss = job.loss(outputs, labels)
             return (loss, {"loss": loss, "logits": outputs}) if return_outputs else loss
 
+        def _run_epoch(self, *words: Any, **more: Any) -> None:
+            """Transformers looks at the number of steps only after a step: a run that was killed after its last one would
+            take one more."""
+            if self.state.global_step >= self.state.max_steps:
+                self.control.should_training_stop = True
+                return
+            super()._run_epoch(*words, **more)
+
         # --- data ---
 
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
