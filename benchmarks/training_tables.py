@@ -17,7 +17,7 @@ import torch
 
 from oversmooth.recipes.kinds import train
 from oversmooth.recipes.manifest import versions
-from oversmooth.recipes.runner import Asked
+from oversmooth.recipes.runner import Asked, Run
 
 VARIANTS = ("vanilla", "sharpen", "smooth")
 SEEDS = (0, 1, 2)
@@ -92,8 +92,16 @@ def _run(table: Table, variant: str, seed: int, out: Path) -> Row:
         "corruptions": {k.partition("/")[2]: v for k, v in run.results.items() if k.startswith("corruption/")},
         "curves": curves,
         "seconds": round(time.perf_counter() - began, 1),
-        "manifest": run.manifest.model_dump(mode="json", exclude={"recipe"}),
+        "manifest": _manifest(run, table),
     }
+
+
+def _manifest(run: Run, table: Table) -> dict[str, Any]:
+    """Of the run, without the folders of this machine that its recipe and its data lie in."""
+    text = run.manifest.model_dump_json(exclude={"recipe"})
+    for place in filter(None, (table.recipe, table.data)):
+        text = text.replace(place, Path(place).name)
+    return json.loads(text)
 
 
 def spread(rows: Sequence[Row], variant: str, name: str) -> str:

@@ -1,11 +1,16 @@
-"""The command line inside this process: what it prints, and the code it exits with."""
+"""The command line inside this process or in others: what it prints, and the code it exits with."""
 
 import contextlib
 import io
+import os
+import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from oversmooth import cli
+
+ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)
@@ -28,3 +33,20 @@ def oversmooth(*arguments: object) -> Done:
     finally:
         sys.argv = before
     return Done(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+
+
+def in_two_processes(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """`torchrun --nproc-per-node 2 oversmooth ARGUMENTS`, on a port that is free."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "--no-python"]
+    return _process([*launcher, sys.executable, "-c", "from oversmooth.cli import main; main()", *arguments])
+
+
+def killed(moment: str, count: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """`oversmooth ARGUMENTS`, killed at a moment of `killed_training.py`."""
+    return _process([sys.executable, ROOT / "tests" / "killed_training.py", moment, count, *arguments])
+
+
+def _process(command: list[object]) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=300)

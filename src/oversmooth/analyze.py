@@ -47,11 +47,12 @@ def analyze(
     """
     source = open_source(target)
     inspection = inspect(target, progress=stage("Reading weights"))
-    missing: list[Missing] = []
+    missing = list(inspection.missing)
     try:
         model = load_model(source, "report", trust_remote_code=trust_remote_code)
     except NotLive as error:
-        return Analysis(inspection=inspection, command=command, missing=(_missing("measurement", error),))
+        missing.append(_missing("measurement", error))
+        return Analysis(inspection=inspection, command=command, missing=tuple(missing))
     live = replace(source, module=model)  # loaded once, run by every part
     verification = _tried("verification", missing, lambda: verify(live))
     given = None if batches is None or isinstance(batches, str) else list(batches)  # both parts see the same data

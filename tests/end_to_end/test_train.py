@@ -1,8 +1,6 @@
 """Training on the command line: what a run writes, that it repeats itself, and what happens when things go wrong."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from oversmooth.report.training import read_run
 from oversmooth.results import Analysis
 from oversmooth.threads import one_thread
 from tests.cifar_files import cifar_arrays, write_cifar100, write_folder
-from tests.command_line import oversmooth
+from tests.command_line import in_two_processes, killed, oversmooth
 from tests.real_data import real_data
 
 ROOT = Path(__file__).parent.parent.parent
@@ -232,9 +230,8 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(tmp_path, moment, co
     more = ("augmentation.crop=pad", "augmentation.padding=1", "model.drop_path=0.2", "training.ema_decay=0.9")
     trained(tmp_path / "whole", *more, variant="sharpen")
     settings = [word for setting in (*TINY, *more) for word in ("--set", setting)]
-    command = [sys.executable, str(ROOT / "tests" / "killed_training.py"), moment, str(count)]
-    command += ["train", "digits", "--variant", "sharpen", "--out", str(tmp_path / "killed"), *settings]
-    assert subprocess.run(command, env=_environment(), capture_output=True).returncode == -9
+    words = ["train", "digits", "--variant", "sharpen", "--out", tmp_path / "killed", *settings]
+    assert killed(moment, count, *words).returncode == -9
     assert not json.loads((tmp_path / "killed" / "manifest.json").read_text())["finished"]
     run = trained(tmp_path / "killed", *more, variant="sharpen", resume=True)
     for model in ("model", "model-average"):
@@ -252,20 +249,12 @@ def test_a_run_killed_while_it_wrote_its_first_file_can_be_resumed(tmp_path):
     assert trained(tmp_path / "run", "training.epochs=0.1", resume=True).manifest.finished
 
 
-def _environment(**more):
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **more}
-
-
 def test_two_processes_train_as_one_does(tmp_path):
     """At the same global batch: losses agree within 1e-3 of their size, which is rounding in another order."""
     more = ("augmentation.mixup=0.8", "augmentation.mix_group=48", "augmentation.crop=pad", "augmentation.padding=1")
     trained(tmp_path / "one", *more, variant="sharpen")
     settings = [word for setting in (*TINY, *more) for word in ("--set", setting)]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command += ["--no-python", sys.executable, "-c", "from oversmooth.cli import main; main()"]
-    command += ["train", "digits", "--variant", "sharpen", "--out", str(tmp_path / "two"), *settings]
-    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=300)
+    done = in_two_processes("train", "digits", "--variant", "sharpen", "--out", tmp_path / "two", *settings)
     assert done.returncode == 0, done.stderr[-3000:]
     losses = [[p["loss"] for p in read_run(tmp_path / n / "metrics.jsonl") if "loss" in p] for n in ("one", "two")]
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=0)

@@ -1,10 +1,6 @@
 """The language recipes on the shared runner: steps as the recipe says, resumed to the bit, the same in two processes."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,10 +13,9 @@ from oversmooth.recipes.language.budget import triangle
 from oversmooth.recipes.runner import Asked
 from oversmooth.report.training import read_run
 from oversmooth.threads import one_thread
-from tests.command_line import oversmooth
+from tests.command_line import in_two_processes, killed, oversmooth
 from tests.real_data import real_data
 
-ROOT = Path(__file__).parent.parent.parent
 TINY = (
     "data.vocab_size=256",
     "data.length=16",
@@ -225,11 +220,6 @@ def test_a_run_is_the_same_again_with_the_same_seed_and_another_with_another(tmp
     assert losses(tmp_path / "first") != losses(tmp_path / "other")
 
 
-def _environment(**more):
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **more}
-
-
 @pytest.mark.parametrize(
     ("moment", "count"),
     [
@@ -241,9 +231,8 @@ def _environment(**more):
 )
 def test_a_run_killed_at_any_moment_ends_with_the_same_bits(tmp_path, moment, count):
     trained(tmp_path / "whole", variant="sharpen")
-    command = [sys.executable, str(ROOT / "tests" / "killed_training.py"), moment, str(count)]
-    command += ["train", "mini-bert", "--variant", "sharpen", "--out", str(tmp_path / "killed"), *SETTINGS]
-    assert subprocess.run(command, env=_environment(), capture_output=True).returncode == -9
+    words = ["train", "mini-bert", "--variant", "sharpen", "--out", tmp_path / "killed", *SETTINGS]
+    assert killed(moment, count, *words).returncode == -9
     assert not json.loads((tmp_path / "killed" / "manifest.json").read_text())["finished"]
     trained(tmp_path / "killed", variant="sharpen", resume=True)
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")
@@ -255,10 +244,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(tmp_path, moment, co
 def test_two_processes_train_as_one_does(tmp_path):
     """At the same global batch, which grows: losses agree within 1e-3 of their size, which is rounding in another order."""
     trained(tmp_path / "one", variant="sharpen")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command += ["--no-python", sys.executable, "-c", "from oversmooth.cli import main; main()"]
-    command += ["train", "mini-bert", "--variant", "sharpen", "--out", str(tmp_path / "two"), *SETTINGS]
-    done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=300)
+    done = in_two_processes("train", "mini-bert", "--variant", "sharpen", "--out", tmp_path / "two", *SETTINGS)
     assert done.returncode == 0, done.stderr[-3000:]
     torch.testing.assert_close(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-3, atol=0)
     first, second = (json.loads((tmp_path / n / "manifest.json").read_text()) for n in ("one", "two"))

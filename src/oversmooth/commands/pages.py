@@ -20,6 +20,7 @@ from oversmooth.progress_bars import stages
 from oversmooth.writing import require_writable, write_whole
 
 if TYPE_CHECKING:
+    from oversmooth.report.blocks import Page
     from oversmooth.results import Analysis
 
 
@@ -43,7 +44,6 @@ def report(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Write one self-contained HTML page with the verdict, the curves, the spectra and the explanation."""
-    from oversmooth.report import write_page
     from oversmooth.report.compare import compare_page
     from oversmooth.report.page import page_of
     from oversmooth.report.static import write_figures
@@ -53,13 +53,7 @@ def report(
     if run is not None:
         page = training_page(run, read_run(run))
     else:
-        options: dict[str, Any] = {
-            "max_samples": max_samples,
-            "batch_size": batch_size,
-            "max_tokens": max_tokens,
-            "seed": seed,
-        }
-        options |= {"device": device, "trust_remote_code": trust_remote_code}
+        options = _options(max_samples, batch_size, max_tokens, seed, device, trust_remote_code)
         analyses = [_analysis(target, data, options) for target in targets or [embedded_default()]]
         page = page_of(analyses[0]) if len(analyses) == 1 else compare_page(analyses)
         if save is not None:
@@ -68,9 +62,7 @@ def report(
         if figures is not None:
             for path in write_figures(analyses[0], figures):
                 typer.echo(path, err=True)
-    write_page(page, output)
-    typer.echo(page.verdict)
-    typer.echo(f"report: {output.absolute()}")
+    _put(page, output)
 
 
 def compare(
@@ -85,23 +77,36 @@ def compare(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Compare models on one page, aligned by relative depth: before and after, or checkpoints of one run."""
-    from oversmooth.report import write_page
     from oversmooth.report.compare import compare_page
 
     if len(targets) < 2:
         raise OutOfRange("the number of targets", len(targets), "at least 2 (for one model: oversmooth report)")
     require_writable(output)
-    options: dict[str, Any] = {
+    options = _options(max_samples, batch_size, max_tokens, seed, device, trust_remote_code)
+    _put(compare_page([_analysis(target, data, options) for target in targets]), output)
+
+
+def _put(page: "Page", output: Path) -> None:
+    """Writes the page and says what is on it."""
+    from oversmooth.report import write_page
+
+    write_page(page, output)
+    typer.echo(page.verdict)
+    typer.echo(f"report: {output.absolute()}")
+
+
+def _options(
+    max_samples: int | None, batch_size: int, max_tokens: int, seed: int, device: str | None, trust_remote_code: bool
+) -> dict[str, Any]:
+    """Of `analyze`, by name."""
+    return {
         "max_samples": max_samples,
         "batch_size": batch_size,
         "max_tokens": max_tokens,
         "seed": seed,
+        "device": device,
+        "trust_remote_code": trust_remote_code,
     }
-    options |= {"device": device, "trust_remote_code": trust_remote_code}
-    page = compare_page([_analysis(target, data, options) for target in targets])
-    write_page(page, output)
-    typer.echo(page.verdict)
-    typer.echo(f"report: {output.absolute()}")
 
 
 def _analysis(target: str, data: str | None, options: dict[str, Any]) -> "Analysis":

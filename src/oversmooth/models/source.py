@@ -142,10 +142,18 @@ def _refuse(source: Source) -> None:
 
 def _part_types(config: Mapping[str, Any]) -> Iterator[str]:
     """Model types of the parts of a composite config, at any depth."""
-    for part in config.values():
-        if isinstance(part, Mapping) and part.get("model_type"):
-            yield str(part["model_type"])
-            yield from _part_types(part)
+    for _, model_type, part in _parts(config):
+        yield model_type
+        yield from _part_types(part)
+
+
+def _parts(config: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Name, model type and config of each part that a composite config is made of."""
+    return [
+        (key.removesuffix("_config"), str(part["model_type"]), part)
+        for key, part in config.items()
+        if isinstance(part, Mapping) and part.get("model_type")
+    ]
 
 
 def _declarations(source: Source) -> Iterator[tuple[Arch, Mapping[str, Any], str]]:
@@ -180,17 +188,16 @@ def _by_model_type(
     if declared:
         return
     # A saved config is sorted by name, and data flows through an encoder first.
-    for key, part in sorted(config.items(), key=lambda item: item[0].startswith("decoder")):
-        if isinstance(part, Mapping) and part.get("model_type"):
-            yield from _by_model_type(str(part["model_type"]), part, key.removesuffix("_config"))
+    for name, part_type, part in sorted(_parts(config), key=lambda part: part[0].startswith("decoder")):
+        yield from _by_model_type(part_type, part, name)
 
 
 def _undeclared(model_type: str, config: Mapping[str, Any], name: str) -> Iterator[tuple[str, str]]:
     if declared_for(model_type):
         return
-    parts = [(k, v) for k, v in config.items() if isinstance(v, Mapping) and v.get("model_type")]
-    for key, part in parts:
-        yield from _undeclared(str(part["model_type"]), part, key.removesuffix("_config"))
+    parts = _parts(config)
+    for part_name, part_type, part in parts:
+        yield from _undeclared(part_type, part, part_name)
     if name and not parts:
         yield name, model_type
 

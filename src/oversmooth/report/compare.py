@@ -49,7 +49,7 @@ def compare_page(analyses: Sequence[Analysis]) -> Page:
     for name, analysis in zip(names, analyses, strict=True):
         blocks += [
             Words(text=f"{name}: {missing.field} is missing. {missing.reason}", kind="note")
-            for missing in (*analysis.inspection.missing, *analysis.missing)
+            for missing in analysis.missing
         ]
     sections = []
     if len(measured) > 1:

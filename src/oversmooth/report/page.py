@@ -75,10 +75,7 @@ def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
 
 
 def _first_screen(analysis: Analysis) -> Section:
-    blocks: list[Block] = [
-        Words(text=f"Missing here: {m.field}. {m.reason}", kind="note")
-        for m in (*analysis.inspection.missing, *analysis.missing)
-    ]
+    blocks: list[Block] = [Words(text=f"Missing here: {m.field}. {m.reason}", kind="note") for m in analysis.missing]
     if analysis.measurement:
         blocks.append(curves(analysis.measurement))
     blocks.append(regime_strip(analysis.prediction) if analysis.prediction else _strip(analysis))

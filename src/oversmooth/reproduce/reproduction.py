@@ -8,11 +8,10 @@ OUT/runs/                    every training run, with its own manifest
 
 import json
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from oversmooth.recipes.manifest import commit, hardware, versions, warned_differences
+from oversmooth.recipes.manifest import new_session
 from oversmooth.report.render import render
 from oversmooth.reproduce.claim import Claim, Finding
 from oversmooth.reproduce.pages import markdown_of, numbers_of, page_of
@@ -41,17 +40,13 @@ def reproduce(claims: tuple[Claim, ...], workshop: Workshop, command: str = "") 
 
 
 def _new_manifest(claims: tuple[Claim, ...], workshop: Workshop, command: str) -> dict[str, Any]:
-    found = versions()
+    found = new_session(from_step=0, processes=1)
     return {
         "command": command,
         "scale": "cpu",
         "claims": [claim.name for claim in claims],
         "seeds": list(workshop.seeds),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "hardware": hardware(processes=1),
-        "versions": found,
-        "other_than_pinned": warned_differences(found),
-        "commit": commit(),
+        **found.model_dump(include={"started", "hardware", "versions", "other_than_pinned", "commit"}),
     }
 
 

@@ -46,7 +46,7 @@ def similarity_over_depth(workshop: Workshop) -> Finding:
 
 def dominating_eigenvalue(workshop: Workshop) -> Finding:
     """Claim 2: the sign of rung 0 beside the sign of the measured change, layer by layer."""
-    analyses = [*workshop.surveyed(), *_digits(workshop)]
+    analyses = _everything(workshop)
     rows, right, smoothed, total = [], 0, 0, 0
     for name, analysis in analyses:
         pairs = [

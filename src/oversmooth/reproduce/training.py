@@ -1,6 +1,6 @@
 """Claims 5 to 8: what the parametrization does to models that are trained with it, paired over seeds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from oversmooth.reproduce.claim import Evidence, Finding, Judgement
@@ -74,62 +74,66 @@ def last_cosine(run: Trained) -> float:
 class Compared:
     """The runs of one setting, and differences of one number to vanilla."""
 
+    values: Mapping[str, Sequence[float]]
+    """By variant, one per seed."""
     rows: tuple[dict[str, object], ...]
     differences: Mapping[str, Difference]
     runs: tuple[str, ...]
 
 
-def compared(
-    workshop: Workshop, setting: Setting, number: Number, what: str, variants: Sequence[str] = VARIANTS
-) -> Compared:
-    """Every variant on every seed; the first variant is what the others are compared with."""
-    values: dict[str, list[float]] = {}
-    folders = []
-    for variant in variants:
-        for seed in workshop.seeds:
-            run = workshop.trained(setting.wanted(variant, seed))
-            values.setdefault(variant, []).append(number(run))
-            folders.append(run.folder)
-    differences = {v: paired_difference(values[v], values[variants[0]]) for v in variants[1:]}
-    rows = tuple(
-        {
-            "setting": setting.words,
+def compared(workshop: Workshop, setting: Setting, number: Number, what: str) -> Compared:
+    """Every variant on every seed, beside vanilla."""
+    values, folders = _values(workshop, setting, number, VARIANTS)
+    differences = {v: paired_difference(values[v], values["vanilla"]) for v in VARIANTS[1:]}
+    rows = tuple({"setting": setting.words, **row} for row in _rows(values, differences, what, "minus_vanilla"))
+    return Compared(values=values, rows=rows, differences=differences, runs=folders)
+
+
+def _values(
+    workshop: Workshop, setting: Setting, number: Number, variants: Sequence[str]
+) -> tuple[dict[str, list[float]], tuple[str, ...]]:
+    """One number of every run by variant, in the order of seeds, and the folders of the runs."""
+    runs = {v: [workshop.trained(setting.wanted(v, seed)) for seed in workshop.seeds] for v in variants}
+    values = {variant: [number(run) for run in found] for variant, found in runs.items()}
+    return values, tuple(run.folder for found in runs.values() for run in found)
+
+
+def _rows(
+    values: Mapping[str, Sequence[float]], differences: Mapping[str, Difference], what: str, difference: str
+) -> Iterator[dict[str, object]]:
+    """Mean and single values of each variant, and its difference where there is one."""
+    for variant, found in values.items():
+        yield {
             "variant": variant,
             what: round(sum(found) / len(found), 4),
             "seeds": " ".join(f"{value:.4f}" for value in found),
-            f"minus_{variants[0]}": str(differences[variant]) if variant in differences else "",
+            difference: str(differences[variant]) if variant in differences else "",
         }
-        for variant, found in values.items()
-    )
-    return Compared(rows=rows, differences=differences, runs=tuple(folders))
+
+
+def _judged(differences: Iterable[Difference]) -> Judgement:
+    """Confirmed if all are clearly positive, refuted if one is clearly negative."""
+    signs = [difference.sign for difference in differences]
+    return "confirmed" if min(signs) > 0 else "refuted" if min(signs) < 0 else "undecided"
 
 
 def parametrization_decides(workshop: Workshop) -> Finding:
     """Claim 5: mean cosine after the last layer, sharpened below vanilla below smoothed, in both fields."""
     found = [compared(workshop, setting, last_cosine, "last_cosine") for setting in (DIGITS, MINI_BERT)]
-    apart = [
-        paired_difference(*(_cosines(workshop, setting, variant) for variant in ("smooth", "sharpen")))
-        for setting in (DIGITS, MINI_BERT)
-    ]
-    wrong, right = any(each.sign < 0 for each in apart), all(each.sign > 0 for each in apart)
-    judgement: Judgement = "refuted" if wrong else "confirmed" if right else "undecided"
+    apart = [paired_difference(each.values["smooth"], each.values["sharpen"]) for each in found]
     words = ", ".join(
         f"{setting.recipe} {difference}" for setting, difference in zip((DIGITS, MINI_BERT), apart, strict=True)
     )
     signs = [(each.differences["sharpen"].sign, each.differences["smooth"].sign) for each in found]
     between = sum(sign == (-1, 1) for sign in signs)
     return Finding(
-        judgement=judgement,
+        judgement=_judged(apart),
         because=f"cosine of smooth minus that of sharpen: {words}; vanilla lies clearly between in {between} of 2",
         evidence=tuple(
             Evidence(title=f"Last-layer cosine, {each.rows[0]['setting']}", rows=each.rows) for each in found
         ),
         runs=tuple(folder for each in found for folder in each.runs),
     )
-
-
-def _cosines(workshop: Workshop, setting: Setting, variant: str) -> list[float]:
-    return [last_cosine(workshop.trained(setting.wanted(variant, seed))) for seed in workshop.seeds]
 
 
 def vision_accuracy(workshop: Workshop) -> Finding:
@@ -160,17 +164,9 @@ def vision_accuracy(workshop: Workshop) -> Finding:
 def language_loss(workshop: Workshop) -> Finding:
     """Claim 7: masked-token loss, which forcing either way raises."""
     found = compared(workshop, MINI_BERT, masked_loss, "eval_loss")
-    signs = [difference.sign for difference in found.differences.values()]
-    judgement: Judgement = (
-        "confirmed"
-        if all(sign > 0 for sign in signs)
-        else "refuted"
-        if any(sign < 0 for sign in signs)
-        else "undecided"
-    )
     words = ", ".join(f"{variant} {difference}" for variant, difference in found.differences.items())
     return Finding(
-        judgement=judgement,
+        judgement=_judged(found.differences.values()),
         because=f"masked-token loss against vanilla: {words}",
         evidence=(Evidence(title="Masked-token loss", rows=found.rows),),
         runs=found.runs,
@@ -180,30 +176,14 @@ def language_loss(workshop: Workshop) -> Finding:
 def against_baselines(workshop: Workshop) -> Finding:
     """Claim 8: accuracy of the better controlled model against AttnScale and FeatScale."""
     variants = (*VARIANTS[1:], *BASELINES)
-    values = {v: [accuracy(workshop.trained(DIGITS.wanted(v, seed))) for seed in workshop.seeds] for v in variants}
+    values, folders = _values(workshop, DIGITS, accuracy, variants)
     ours = max(VARIANTS[1:], key=lambda variant: sum(values[variant]))
     differences = {baseline: paired_difference(values[ours], values[baseline]) for baseline in BASELINES}
-    signs = [difference.sign for difference in differences.values()]
-    judgement: Judgement = (
-        "confirmed"
-        if all(sign > 0 for sign in signs)
-        else "refuted"
-        if any(sign < 0 for sign in signs)
-        else "undecided"
-    )
-    rows = [
-        {
-            "variant": variant,
-            "accuracy": round(sum(found) / len(found), 4),
-            "seeds": " ".join(f"{value:.4f}" for value in found),
-            f"{ours}_minus_it": str(differences[variant]) if variant in differences else "",
-        }
-        for variant, found in values.items()
-    ]
+    rows = tuple(_rows(values, differences, "accuracy", f"{ours}_minus_it"))
     words = ", ".join(f"{baseline} {difference}" for baseline, difference in differences.items())
     return Finding(
-        judgement=judgement,
+        judgement=_judged(differences.values()),
         because=f"accuracy of {ours} minus that of {words}",
-        evidence=(Evidence(title="Accuracy beside the baselines", rows=tuple(rows)),),
-        runs=tuple(DIGITS.wanted(v, seed).folder for v in variants for seed in workshop.seeds),
+        evidence=(Evidence(title="Accuracy beside the baselines", rows=rows),),
+        runs=folders,
     )

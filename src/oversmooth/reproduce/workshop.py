@@ -90,6 +90,7 @@ class Workshop:
     command: Callable[[Sequence[str]], None] = run_command
     stage: Stage = lambda name: no_progress
     _analyses: dict[str, Analysis] = field(default_factory=dict)
+    _trained: dict[Wanted, Trained] = field(default_factory=dict)
 
     def surveyed(self) -> list[tuple[str, Analysis]]:
         """Every pretrained model by a short name, analysed once."""
@@ -128,8 +129,13 @@ class Workshop:
         return manifest is not None and manifest.finished
 
     def trained(self, wanted: Wanted) -> Trained:
-        """The run, from the disk where it is there."""
-        self.train([wanted])
+        """The run, from the disk where it is there; read once, because several claims look at it."""
+        if wanted not in self._trained:
+            self.train([wanted])
+            self._trained[wanted] = self._read(wanted)
+        return self._trained[wanted]
+
+    def _read(self, wanted: Wanted) -> Trained:
         folder = self.out / wanted.folder
         manifest = read_manifest(folder)
         assert manifest is not None, "a finished run has one"
