@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import oversmooth as osm
-from oversmooth.torchvision_compat import ensure_torchvision
+from oversmooth.environment.torchvision import ensure_torchvision
 
 BATCH = 96
 ROUNDS = 20

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from oversmooth.inspection import in_order
-from oversmooth.models.architecture import AttentionWeights
+from oversmooth.models.declaration import AttentionWeights
 from oversmooth.results import HeadSpectrum, Spectrum
-from oversmooth.spectra import head_spectra, plain_map, spectrum
+from oversmooth.spectra.inspection import in_order
+from oversmooth.spectra.spectrum import head_spectra, plain_map, spectrum
 
 LAYERS, WIDTH, HEADS, D_HEAD = 12, 768, 12, 64
 SCALE = 0.04

@@ -17,11 +17,11 @@ import numpy
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from oversmooth.recipes.kinds import kind_of, load_recipe
-from oversmooth.recipes.language.corpus import Corpus
-from oversmooth.recipes.language.masking import masked
-from oversmooth.recipes.runner import Asked, run
-from oversmooth.torchvision_compat import ensure_torchvision
+from oversmooth.environment.torchvision import ensure_torchvision
+from oversmooth.training.recipes.kinds import kind_of, load_recipe
+from oversmooth.training.recipes.language.corpus import Corpus
+from oversmooth.training.recipes.language.masking import masked
+from oversmooth.training.recipes.runner import Asked, run
 
 STEPS, ROUNDS, LIMIT, BATCH, LENGTH, VOCABULARY = 4, 2, 0.95, 8, 128, 32768
 SETTINGS = (
@@ -52,7 +52,7 @@ def corpus(folder: Path) -> Corpus:
 
 def recipe_seconds(data: Corpus, out: Path, variant: str) -> list[float]:
     """Seconds of the steps of a run, after the first."""
-    from oversmooth.recipes.language import kind
+    from oversmooth.training.recipes.language import kind
 
     kind.load_corpus = lambda settings, given: data
     ends: list[float] = []
@@ -85,7 +85,7 @@ def plain_seconds(data: Corpus) -> list[float]:
 
 def check_answer(data: Corpus) -> None:
     """Decoding masked tokens only gives the loss of decoding all of them."""
-    from oversmooth.recipes.language.kind import build_model
+    from oversmooth.training.recipes.language.kind import build_model
 
     torch.manual_seed(harness.SEED)
     model = build_model(load_recipe("pile-bert-steps", SETTINGS), VOCABULARY)

@@ -22,8 +22,8 @@ import harness
 import torch
 from torch import Tensor, nn
 
-from oversmooth.measure import measure
-from oversmooth.torchvision_compat import ensure_torchvision
+from oversmooth.environment.torchvision import ensure_torchvision
+from oversmooth.measurement.measurement import measure
 
 CLAIM = 1.15
 ROUNDS = 7

@@ -10,7 +10,7 @@ import harness
 import torch
 
 import oversmooth as osm
-from oversmooth.torchvision_compat import ensure_torchvision
+from oversmooth.environment.torchvision import ensure_torchvision
 
 CLAIM = 0.02
 EVERY = 100

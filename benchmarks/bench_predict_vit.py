@@ -20,12 +20,12 @@ import harness
 import torch
 from torch import Tensor, nn
 
-from oversmooth.predict import predict
+from oversmooth.data.samples import sample_images
+from oversmooth.environment.torchvision import ensure_torchvision
+from oversmooth.prediction.prediction import predict
+from oversmooth.prediction.theory.operator import LayerOperator, ValuePath
+from oversmooth.prediction.theory.radii import ac_radius, dense_ac_radius
 from oversmooth.results import Prediction
-from oversmooth.samples import sample_images
-from oversmooth.theory.operator import LayerOperator, ValuePath
-from oversmooth.theory.radii import ac_radius, dense_ac_radius
-from oversmooth.torchvision_compat import ensure_torchvision
 
 APPLICATIONS, PASSES, LADDER = 150.0, 60.0, 3.0
 SCALE = 0.05

@@ -21,12 +21,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from oversmooth.recipes.kinds import kind_of, load_recipe
-from oversmooth.recipes.manifest import Manifest
-from oversmooth.recipes.runner import Asked, run
-from oversmooth.recipes.vision.augment import TrainingBatch, TrainingImages, training_transform
-from oversmooth.recipes.vision.draws import DrawSampler
-from oversmooth.recipes.vision.model import build_model, decays
+from oversmooth.training.recipes.kinds import kind_of, load_recipe
+from oversmooth.training.recipes.manifest import Manifest
+from oversmooth.training.recipes.runner import Asked, run
+from oversmooth.training.recipes.vision.augment import TrainingBatch, TrainingImages, training_transform
+from oversmooth.training.recipes.vision.draws import DrawSampler
+from oversmooth.training.recipes.vision.model import build_model, decays
 
 STEPS, ROUNDS, LIMIT = 5, 3, 0.95
 SETTINGS = ("model.patch_size=4", "hardware.workers=0", "evaluation.corruptions=false")

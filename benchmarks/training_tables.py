@@ -15,9 +15,9 @@ from typing import Any
 import harness
 import torch
 
-from oversmooth.recipes.kinds import train
-from oversmooth.recipes.manifest import versions
-from oversmooth.recipes.runner import Asked, Run
+from oversmooth.training.recipes.kinds import train
+from oversmooth.training.recipes.manifest import versions
+from oversmooth.training.recipes.runner import Asked, Run
 
 VARIANTS = ("vanilla", "sharpen", "smooth")
 SEEDS = (0, 1, 2)

@@ -11,6 +11,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 @pytest.fixture(scope="session", autouse=True)
 def _importable_torchvision():
     """Tests import transformers themselves, as users do; beside a CPU-only torch that needs our cure first."""
-    from oversmooth.torchvision_compat import ensure_torchvision
+    from oversmooth.environment.torchvision import ensure_torchvision
 
     ensure_torchvision()

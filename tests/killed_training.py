@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-from oversmooth.torchvision_compat import ensure_torchvision
+from oversmooth.environment.torchvision import ensure_torchvision
 
 ensure_torchvision()
 

@@ -17,20 +17,20 @@ osm.Monitor(model, batches), osm.SmoothingCallback(batches=...)   # the same dur
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
-from oversmooth.analyze import analyze
+from oversmooth.analysis import analyze
 from oversmooth.errors import OversmoothError
-from oversmooth.inspection import inspect
-from oversmooth.measure import measure
+from oversmooth.measurement.measurement import measure
 from oversmooth.models.verify import verify
-from oversmooth.monitor import Monitor
-from oversmooth.predict import predict
+from oversmooth.prediction.prediction import predict
 from oversmooth.results import Analysis, Control, Inspection, Measurement, Prediction, Verification
-from oversmooth.trainer_callback import smoothing_callback as SmoothingCallback  # noqa: N812 - it makes one
+from oversmooth.spectra.inspection import inspect
+from oversmooth.training.callback import smoothing_callback as SmoothingCallback  # noqa: N812 - it makes one
+from oversmooth.training.monitor import Monitor
 
 if TYPE_CHECKING:
-    from oversmooth.control.apply import bake, constrain, sharpen, smooth
-    from oversmooth.control.baselines import apply, unapply
+    from oversmooth.control.constrain import bake, constrain, sharpen, smooth
     from oversmooth.control.edit import edit
+    from oversmooth.control.interventions import apply, unapply
 
 __version__ = metadata.version("oversmooth")
 __all__ = [
@@ -58,8 +58,8 @@ __all__ = [
 ]
 
 _LAZY = {
-    **dict.fromkeys(("bake", "constrain", "sharpen", "smooth"), "oversmooth.control.apply"),
-    **dict.fromkeys(("apply", "unapply"), "oversmooth.control.baselines"),
+    **dict.fromkeys(("bake", "constrain", "sharpen", "smooth"), "oversmooth.control.constrain"),
+    **dict.fromkeys(("apply", "unapply"), "oversmooth.control.interventions"),
     "edit": "oversmooth.control.edit",
 }
 """Public functions that are imported when they are first used: a look at a model should not pay for changing it."""

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from oversmooth.measure import measure
-from oversmooth.models.places import PLACES, observed
+from oversmooth.measurement.measurement import measure
+from oversmooth.models.hooks.places import PLACES, observed
 from oversmooth.models.source import open_source
 from tests.contract.tiny_models import ALL, TINY, tiny_model
 

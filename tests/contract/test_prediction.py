@@ -9,7 +9,7 @@ import oversmooth as osm
 from oversmooth import predict
 from oversmooth.models.identify import declared_for
 from oversmooth.models.source import open_source
-from oversmooth.theory.ladder import RUNGS
+from oversmooth.prediction.theory.ladder import RUNGS
 from tests.contract.tiny_models import ALL, TINY, tiny_model
 
 TOLERANCE = 1e-3
@@ -114,7 +114,7 @@ def test_predict_leaves_the_model_as_it_was():
 
 def test_a_wrong_norm_is_caught_by_rung_5(monkeypatch):
     """The guard can fail: without the norm's weight the branch is another one, and the layer gets no verdict."""
-    from oversmooth.models import architecture
+    from oversmooth.models import declaration as architecture
 
     model, inputs = tiny_model("gpt2")
     right = architecture._norm

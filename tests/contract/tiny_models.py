@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.models.live import example_inputs, register_own_models
-from oversmooth.models.module_store import describe
-from oversmooth.torchvision_compat import ensure_torchvision
+from oversmooth.models.stores.module import describe
 
 TEXT = {
     "hidden_size": 32,

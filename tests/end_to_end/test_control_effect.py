@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import oversmooth as osm
-from oversmooth.torchvision_compat import ensure_torchvision
+from oversmooth.environment.torchvision import ensure_torchvision
 
 EPOCHS, BATCH, PEAK_RATE = 12, 96, 2e-3
 TRAIN = 1437

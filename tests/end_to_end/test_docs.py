@@ -17,9 +17,9 @@ import torch
 import typer
 
 from oversmooth import cli
+from oversmooth.environment.threads import one_thread
 from oversmooth.models.families import ARCHITECTURES
-from oversmooth.reproduce.claims import CLAIMS
-from oversmooth.threads import one_thread
+from oversmooth.training.reproduce.claims import CLAIMS
 from tests.command_line import oversmooth
 from tests.real_models import minilm
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 import oversmooth as osm
-from oversmooth.recipes.language.superglue.finetune import finetune
-from oversmooth.recipes.language.superglue.tasks import MAIN, TASKS
-from oversmooth.threads import one_thread
+from oversmooth.environment.threads import one_thread
+from oversmooth.training.recipes.language.superglue.finetune import finetune
+from oversmooth.training.recipes.language.superglue.tasks import MAIN, TASKS
 from tests.command_line import oversmooth
 from tests.real_models import minilm
 from tests.superglue_files import BAD, FILLER, FOLDERS, GOOD, NAMES, Toy, write_superglue
@@ -28,8 +28,8 @@ def _one_thread():
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
     """A tiny crammed BERT that has learned nothing, with a vocabulary of the toy words."""
-    from oversmooth.recipes.language.crammed_bert import CrammedBertConfig, CrammedBertModel, register
-    from oversmooth.recipes.language.wordpiece import save_tokenizer, train_wordpiece
+    from oversmooth.models.crammed_bert import CrammedBertConfig, CrammedBertModel, register
+    from oversmooth.training.recipes.language.wordpiece import save_tokenizer, train_wordpiece
 
     register()
     folder = tmp_path_factory.mktemp("encoder")

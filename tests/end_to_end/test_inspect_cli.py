@@ -118,8 +118,8 @@ def test_heads_prints_a_second_table_with_a_row_per_head(oversmooth, folder):
 
 
 def test_full_computes_every_eigenvalue_of_a_wide_layer(oversmooth, folder, monkeypatch):
-    monkeypatch.setattr("oversmooth.spectra.DENSE_UP_TO", 16)
-    monkeypatch.setattr("oversmooth.spectra.KRYLOV_SIZE", 16)
+    monkeypatch.setattr("oversmooth.spectra.spectrum.DENSE_UP_TO", 16)
+    monkeypatch.setattr("oversmooth.spectra.spectrum.KRYLOV_SIZE", 16)
     _, extremes, _ = oversmooth("inspect", folder, "--json")
     _, full, _ = oversmooth("inspect", folder, "--json", "--full")
     extremes, full = json.loads(extremes)["layers"][0]["plain"], json.loads(full)["layers"][0]["plain"]
@@ -415,7 +415,7 @@ def test_a_bad_option_ends_in_one_message_with_exit_code_2(options, parts, overs
 def test_a_csv_that_cannot_be_written_is_refused_before_the_work(
     place, reason, oversmooth, tmp_path, folder, monkeypatch
 ):
-    monkeypatch.setattr("oversmooth.inspection.open_source", lambda *_, **__: pytest.fail("the work was begun"))
+    monkeypatch.setattr("oversmooth.spectra.inspection.open_source", lambda *_, **__: pytest.fail("the work was begun"))
     code, out, err = oversmooth("inspect", folder, "--csv", tmp_path / place)
     assert (code, out) == (2, "")
     for part in ("cannot be written", reason, "in an existing folder"):

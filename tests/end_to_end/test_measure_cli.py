@@ -6,9 +6,9 @@ import json
 import pytest
 import torch
 
+from oversmooth.data.samples import sample_texts
+from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.results import Measurement
-from oversmooth.samples import sample_texts
-from oversmooth.torchvision_compat import ensure_torchvision
 from tests.command_line import oversmooth
 from tests.contract.tiny_models import tiny_model
 from tests.real_models import albert, minilm

@@ -12,10 +12,10 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 import oversmooth as osm
+from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.errors import BrokenFile, NotLive, RemoteUnavailable, TargetNotFound
-from oversmooth.models import files
 from oversmooth.models.source import open_source
-from oversmooth.torchvision_compat import ensure_torchvision
+from oversmooth.models.stores import files
 from tests.contract.tiny_models import GROUPED, tiny_model
 
 HUB = re.compile(r"^/owner/name/resolve/(?P<revision>[^/]+)/")

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 import oversmooth as osm
-from oversmooth.report import write_page
-from oversmooth.report.compare import compare_page
-from oversmooth.report.page import page_of
+from oversmooth.output.report import write_page
+from oversmooth.output.report.compare import compare_page
+from oversmooth.output.report.page import page_of
 from oversmooth.results import Analysis
 from tests.browser import opened
 from tests.command_line import oversmooth
@@ -271,7 +271,7 @@ def test_comparison_is_drawn_and_quiet(analysis, tmp_path):
 
 
 def test_figures_for_papers_are_written_in_three_formats_and_are_reproducible(analysis, tmp_path):
-    from oversmooth.report.static import write_figures
+    from oversmooth.output.report.static import write_figures
 
     first, second = write_figures(analysis, tmp_path / "a"), write_figures(analysis, tmp_path / "b")
     assert {path.suffix for path in first} == {".pdf", ".png", ".svg"}

@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import load_file
 
 import oversmooth as osm
+from oversmooth.environment.threads import one_thread
 from oversmooth.errors import CannotControl, TrainingStopped
-from oversmooth.recipes.kinds import train
-from oversmooth.recipes.runner import Asked, parts_of_a_batch, process_group_ends
-from oversmooth.recipes.variants import VARIANTS
-from oversmooth.recipes.vision.draws import DrawSampler
-from oversmooth.report.training import read_run
+from oversmooth.output.report.training import read_run
 from oversmooth.results import Analysis
-from oversmooth.threads import one_thread
+from oversmooth.training.recipes.kinds import train
+from oversmooth.training.recipes.runner import Asked, parts_of_a_batch, process_group_ends
+from oversmooth.training.recipes.variants import VARIANTS
+from oversmooth.training.recipes.vision.draws import DrawSampler
 from tests.cifar_files import cifar_arrays, write_cifar100, write_folder
 from tests.command_line import in_two_processes, killed, oversmooth
 from tests.real_data import real_data
@@ -92,9 +92,9 @@ def test_the_model_is_an_ordinary_one_of_timm_inside_the_interval(sharpened):
 def test_the_accuracy_is_that_of_the_saved_model_on_every_test_image(sharpened):
     import timm
 
-    from oversmooth.recipes.kinds import load_recipe
-    from oversmooth.recipes.vision.augment import EvaluationImages, evaluation_batch
-    from oversmooth.recipes.vision.data import load_splits
+    from oversmooth.training.recipes.kinds import load_recipe
+    from oversmooth.training.recipes.vision.augment import EvaluationImages, evaluation_batch
+    from oversmooth.training.recipes.vision.data import load_splits
 
     out, _ = sharpened
     recipe = load_recipe("digits", TINY)

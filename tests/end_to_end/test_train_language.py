@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 import oversmooth as osm
-from oversmooth.recipes.kinds import train
-from oversmooth.recipes.language import budget, kind
-from oversmooth.recipes.language.budget import triangle
-from oversmooth.recipes.runner import Asked
-from oversmooth.report.training import read_run
-from oversmooth.threads import one_thread
+from oversmooth.environment.threads import one_thread
+from oversmooth.output.report.training import read_run
+from oversmooth.training.recipes.kinds import train
+from oversmooth.training.recipes.language import budget, kind
+from oversmooth.training.recipes.language.budget import triangle
+from oversmooth.training.recipes.runner import Asked
 from tests.command_line import in_two_processes, killed, oversmooth
 from tests.real_data import real_data
 
@@ -164,7 +164,7 @@ def test_steps_clip_decay_and_batch_are_what_the_recipe_says(tmp_path, monkeypat
 
 
 def kind_recipe(*more):
-    from oversmooth.recipes.kinds import load_recipe
+    from oversmooth.training.recipes.kinds import load_recipe
 
     return load_recipe("mini-bert", (*TINY, *more))
 

@@ -1,7 +1,9 @@
-"""The layer rule: a module imports only from strictly lower levels, and only few touch transformers or timm."""
+"""The rooms of the house: a package imports only from packages below it, modules of one package never in a circle,
+and only few modules touch transformers or timm."""
 
 import ast
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -11,213 +13,121 @@ import oversmooth
 PACKAGE = "oversmooth"
 ROOT = Path(oversmooth.__file__).parent
 
-LEVELS = (
-    (
-        "errors",
-        "pins",
-        "progress_bars",
-        "recipes",
-        "recipes.schedule",
-        "recipes.vision",
-        "torchvision_compat",
-        "threads",
-        "models",
-        "samples",
-        "control",
-        "theory",
-        "theory.agreement",
-        "theory.arnoldi",
-        "recipes",
-        "recipes.language",
-        "recipes.language.crammed_bert",
-        "recipes.language.budget",
-        "recipes.language.superglue",
-        "recipes.language.superglue.tasks",
-    ),
-    (
-        "results.base",
-        "writing",
-        "metrics",
-        "models.architecture",
-        "models.files",
-        "models.embedded",
-        "theory.radius",
-        "recipes.schema",
-        "recipes.language.documents",
-        "recipes.language.wordpiece",
-        "recipes.language.superglue.scoring",
-        "recipes.language.superglue.reading",
-        "recipes.language.superglue.encoding",
-        "recipes.vision.images",
-        "recipes.vision.cifar_archive",
-        "recipes.vision.corruptions",
-    ),
-    (
-        "results.inspection",
-        "results.measurement",
-        "results.verification",
-        "models.families",
-        "recipes.vision.settings",
-        "recipes.vision.splits",
-        "recipes.language.packing",
-        "recipes.language.masking",
-        "recipes.language.settings",
-        "recipes.language.embedded_text",
-        "recipes.language.superglue.submission",
-    ),
-    (
-        "results.prediction",
-        "results.control",
-        "models.identify",
-        "control.eigenbasis",
-        "control.attention_calls",
-        "recipes.vision.data",
-        "recipes.vision.model",
-        "recipes.language.corpus",
-    ),
-    (
-        "results.analysis",
-        "control.parametrizations",
-        "control.projection",
-        "control.rules",
-        "recipes.language.sequences",
-    ),
-    ("results", "recipes.language.cramming_trainer"),
-    ("models.store", "models.safetensors_store", "models.pickle_store", "models.gguf_store", "models.module_store"),
-    ("spectra", "tables", "report.blocks", "report.words"),
-    ("models.source", "theory.operator", "tables_prediction", "report.render", "report.weights"),
-    ("models.live", "models.places", "models.attention_maps", "provenance", "control.selection", "control.checkpoint"),
-    ("theory.causal", "theory.depth", "theory.heads", "theory.layer", "theory.simulate"),
-    (
-        "models.verify",
-        "inspection",
-        "batches",
-        "theory.ladder",
-        "theory.radii",
-        "theory.what_if",
-        "control.apply",
-        "control.baselines",
-        "recipes.language.superglue.classifier",
-    ),
-    ("data", "theory.asymptotics", "verdicts", "control.edit", "recipes.job", "recipes.manifest", "recipes.variants"),
-    (
-        "running",
-        "report",
-        "report.features",
-        "report.static",
-        "report.training",
-        "report.theory",
-        "theory.sample",
-        "recipes.trainer",
-        "recipes.vision.draws",
-    ),
-    ("measure", "prediction_summary", "report.compare", "report.page", "recipes.vision.augment"),
-    ("monitor", "prediction_run"),
-    ("predict", "trainer_callback"),
-    ("analyze",),
-    ("recipes.runner",),
-    ("recipes.kinds", "recipes.language.superglue.job"),
-    ("recipes.vision.kind", "recipes.language.kind", "recipes.language.superglue.finetune"),
-    ("reproduce", "reproduce.paired", "reproduce.workshop"),
-    ("reproduce.claim",),
-    ("reproduce.training", "reproduce.pages"),
-    ("reproduce.survey", "reproduce.reproduction"),
-    ("reproduce.claims", "commands", "commands.options"),
-    (
-        "commands.edit",
-        "commands.features",
-        "commands.finetune",
-        "commands.pages",
-        "commands.reproduce",
-        "commands.train",
-        "commands.weights",
-    ),
+LAYERS = (
+    ("errors",),
+    ("environment", "results"),
+    ("models", "output"),
+    ("data", "spectra"),
+    ("measurement", "control"),
+    ("prediction",),
+    ("analysis",),
+    ("training",),
+    ("commands",),
     ("",),  # the package itself: the public names
     ("cli",),
     ("__main__",),
 )
-"""Modules from the bottom to the top; a new module needs a place here."""
+"""Rooms from the bottom to the top. A new room needs a place here; a new module in a room does not."""
 
-LEVEL: Mapping[str, int] = {
-    f"{PACKAGE}.{name}".rstrip("."): level for level, names in enumerate(LEVELS) for name in names
-}
-CONVENIENCE = {
-    ("oversmooth.results.analysis", "oversmooth.report"),
-    ("oversmooth.results.analysis", "oversmooth.report.page"),
-}
+LAYER: Mapping[str, int] = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
+CONVENIENCE = {("results.analysis", "output.report"), ("results.analysis", "output.report.page")}
 """The one step upwards: `analysis.save_html(path)`, inside a function, because users look for it there."""
 MODEL_LIBRARIES = ("transformers", "timm")
-MAY_IMPORT_THEM = (
-    "models.source",
-    "models.live",
-    "data",
-    "trainer_callback",
-    "recipes.trainer",
-    "recipes.runner",
-    "recipes.vision.augment",
-    "recipes.vision.model",
-    "recipes.language.wordpiece",
-    "recipes.language.cramming_trainer",
-    "recipes.language.kind",
-    "recipes.language.superglue.classifier",
-)
-MODEL_CODE = ("recipes.language.crammed_bert",)
+MAY_IMPORT_THEM = ("models", "data", "training")
+MODEL_CODE = ("models.crammed_bert",)
 """Model classes, which derive from transformers' own when they are defined; imported inside functions only."""
 
 
 def module_name(file: Path) -> str:
-    return ".".join((PACKAGE, *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+    """The module's name below the package; `""` is the package itself."""
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
 
 
 SOURCES = {module_name(file): file.read_text() for file in sorted(ROOT.rglob("*.py"))}
 
 
+def room(module: str) -> str:
+    return module.split(".")[0]
+
+
 def imports(tree: ast.AST) -> Iterator[str]:
-    """Every module that is imported anywhere in the tree, inside functions too."""
+    """Every module that is imported anywhere in the tree, inside functions too; ours without the package's name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (_ours(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             for alias in node.names:
-                submodule = f"{node.module}.{alias.name}"
-                yield submodule if submodule in SOURCES else str(node.module)
+                submodule = _ours(f"{node.module}.{alias.name}")
+                yield submodule if submodule in SOURCES else _ours(str(node.module))
 
 
-def violations(module: str, text: str) -> list[str]:
-    """What the module imports from its own level or above."""
-    own = [name for name in imports(ast.parse(text)) if name.split(".")[0] == PACKAGE]
-    return [name for name in own if LEVEL[name] >= LEVEL[module] and (module, name) not in CONVENIENCE]
+def _ours(name: str) -> str:
+    return name.removeprefix(PACKAGE).removeprefix(".") if name.split(".")[0] == PACKAGE else f"/{name}"
+
+
+def upward_imports(module: str, text: str) -> list[str]:
+    """What the module imports from other rooms of its own layer or above."""
+    own = [name for name in imports(ast.parse(text)) if not name.startswith("/") and room(name) != room(module)]
+    return [name for name in own if LAYER[room(name)] >= LAYER[room(module)] and (module, name) not in CONVENIENCE]
+
+
+def circle(sources: Mapping[str, str]) -> list[str]:
+    """Modules that import each other when they are loaded, in a circle; imports inside functions may look back."""
+    graph = {}
+    for module, text in sources.items():
+        tree = ast.parse(text)
+        late = _late(tree)
+        loaded = [node for node in ast.walk(tree) if id(node) not in late]
+        names = {name for node in loaded if isinstance(node, ast.Import | ast.ImportFrom) for name in imports(node)}
+        graph[module] = {name for name in names if name in sources} - {module}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def _late(tree: ast.AST) -> set[int]:
+    """Nodes that do not run when the module is loaded: bodies of functions, and what only type checkers read."""
+    late = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    late += [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    return {id(node) for part in late for node in ast.walk(part)}
 
 
 def misplaced_model_libraries(module: str, text: str) -> list[str]:
-    """Imports of transformers or timm that run outside functions, or anywhere in a module that may not have them."""
+    """Imports of transformers or timm that run when the module is loaded, or in a room that may not have them."""
     tree = ast.parse(text)
-    late = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    late += [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    lazy = {id(node) for part in late for node in ast.walk(part)}
+    lazy = _late(tree)
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [name for name in imports(node) if name.split(".")[0] in MODEL_LIBRARIES]
-            short = module.removeprefix(f"{PACKAGE}.")
-            allowed = short in MODEL_CODE or (id(node) in lazy and short in MAY_IMPORT_THEM)
+            names = [name[1:] for name in imports(node) if name.split(".")[0][1:] in MODEL_LIBRARIES]
+            allowed = module in MODEL_CODE or (id(node) in lazy and room(module) in MAY_IMPORT_THEM)
             found += [] if allowed else names
     return found
 
 
-def test_every_module_has_a_level():
-    assert set(SOURCES) - set(LEVEL) == set()
+def test_every_room_has_a_layer():
+    assert {room(module) for module in SOURCES} == set(LAYER)
 
 
 @pytest.mark.parametrize("module", SOURCES)
-def test_a_module_imports_only_from_strictly_lower_levels(module):
-    assert violations(module, SOURCES[module]) == []
+def test_a_room_imports_only_from_rooms_below_it(module):
+    assert upward_imports(module, SOURCES[module]) == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert circle({name: text for name, text in SOURCES.items() if name}) == []
 
 
 @pytest.mark.parametrize("module", SOURCES)
-def test_transformers_and_timm_are_imported_only_inside_functions_of_few_modules(module):
+def test_transformers_and_timm_are_imported_only_inside_functions_of_few_rooms(module):
     assert misplaced_model_libraries(module, SOURCES[module]) == []
+
+
+def test_no_public_name_hides_a_module():
+    assert [name for name in oversmooth.__all__ if name in SOURCES] == []
 
 
 @pytest.mark.parametrize(
@@ -225,23 +135,29 @@ def test_transformers_and_timm_are_imported_only_inside_functions_of_few_modules
     [
         "import oversmooth.cli",
         "from oversmooth import cli",
-        "from oversmooth.models import source",
-        "from oversmooth.models.source import Source",
-        "def later():\n    from oversmooth.inspection import inspect",
-        "if TYPE_CHECKING:\n    from oversmooth.spectra import spectrum",
+        "from oversmooth.data import batches",
+        "from oversmooth.prediction.theory import ladder",
+        "def later():\n    from oversmooth.measurement.metrics import lookup",
+        "if TYPE_CHECKING:\n    from oversmooth.analysis import analyze",
     ],
 )
-def test_the_layer_guard_can_fail(text):
-    assert violations("oversmooth.spectra", "from oversmooth.results import Row\n" + text) != []
+def test_the_guard_of_the_layers_can_fail(text):
+    assert upward_imports("spectra.spectrum", "from oversmooth.results import Row\n" + text) != []
+
+
+def test_the_guard_against_circles_can_fail():
+    there, back = "from oversmooth.models import live", "from oversmooth.models.source import Source"
+    assert circle({"models.source": there, "models.live": back})
+    assert not circle({"models.source": f"def later():\n    {there}", "models.live": back})
 
 
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("oversmooth.models.source", "import timm"),
-        ("oversmooth.models.source", "class A:\n    from transformers import AutoModel"),
-        ("oversmooth.spectra", "def f():\n    import transformers.models.bert"),
-        ("oversmooth.cli", "async def f():\n    from timm.layers import Mlp"),
+        ("models.source", "import timm"),
+        ("models.source", "class A:\n    from transformers import AutoModel"),
+        ("spectra.spectrum", "def f():\n    import transformers.models.bert"),
+        ("cli", "async def f():\n    from timm.layers import Mlp"),
     ],
 )
 def test_the_guard_of_transformers_and_timm_can_fail(module, text):

@@ -7,7 +7,7 @@ import typer
 
 from oversmooth.commands.options import Heads, Json, ModelType, ValueHeads
 from oversmooth.errors import OutOfRange
-from oversmooth.progress_bars import one_bar
+from oversmooth.output.terminal.progress_bars import one_bar
 
 
 def edit(
@@ -29,8 +29,8 @@ def edit(
     n_kv: ValueHeads = None,
 ) -> None:
     """Change the value maps of a checkpoint and write an ordinary one; prints how far each layer moved."""
-    from oversmooth import tables
     from oversmooth.control.edit import edit as edit_
+    from oversmooth.output.terminal import tables
 
     asked = [*([(-1.0, 0.0)] if sharpen else []), *([(0.0, 1.0)] if smooth else []), *([interval] if interval else [])]
     if len(asked) > 1:

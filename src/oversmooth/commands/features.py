@@ -18,8 +18,8 @@ from oversmooth.commands.options import (
     TrustRemoteCode,
     embedded_default,
 )
-from oversmooth.progress_bars import one_bar
-from oversmooth.writing import require_writable
+from oversmooth.output.terminal.progress_bars import one_bar
+from oversmooth.output.whole_files import require_writable
 
 
 def measure(
@@ -43,9 +43,9 @@ def measure(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Run the model and measure how alike its tokens become over depth, and which sub-block does it."""
-    from oversmooth import tables
-    from oversmooth.measure import measure as measure_
-    from oversmooth.metrics import DEFAULT_METRICS, METRICS
+    from oversmooth.measurement.measurement import measure as measure_
+    from oversmooth.measurement.metrics import DEFAULT_METRICS, METRICS
+    from oversmooth.output.terminal import tables
 
     require_writable(csv, parquet)
     names = tuple(metrics.split(",")) if metrics else DEFAULT_METRICS
@@ -102,9 +102,9 @@ def predict(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Say what the theory predicts for every layer, beside what is measured there, and where the two part."""
-    from oversmooth.predict import predict as predict_
-    from oversmooth.tables import write_csv
-    from oversmooth.tables_prediction import show_prediction
+    from oversmooth.output.terminal.prediction_tables import show_prediction
+    from oversmooth.output.terminal.tables import write_csv
+    from oversmooth.prediction.prediction import predict as predict_
 
     require_writable(csv)
     with one_bar("Predicting sequences") as progress:

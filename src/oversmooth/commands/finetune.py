@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oversmooth.errors import OutOfRange
-from oversmooth.progress_bars import stages
+from oversmooth.output.terminal.progress_bars import stages
 
 if TYPE_CHECKING:
-    from oversmooth.recipes.language.superglue.finetune import FinetuneResult
+    from oversmooth.training.recipes.language.superglue.finetune import FinetuneResult
 
 
 def finetune(
@@ -39,8 +39,8 @@ def finetune(
     import shlex
     import sys
 
-    from oversmooth.recipes.language.superglue.finetune import finetune as finetune_
-    from oversmooth.recipes.runner import is_first_process, process_group_ends
+    from oversmooth.training.recipes.language.superglue.finetune import finetune as finetune_
+    from oversmooth.training.recipes.runner import is_first_process, process_group_ends
 
     try:
         numbers = [int(word) for word in seeds.split(",")]
@@ -72,8 +72,8 @@ def _show(found: "FinetuneResult") -> None:
     """One row per task: metrics, score with its spread, and smoothing before and after."""
     from rich.markup import escape
 
-    from oversmooth.recipes.language.superglue.tasks import TASKS
-    from oversmooth.tables import _console, _table
+    from oversmooth.output.terminal.tables import _console, _table
+    from oversmooth.training.recipes.language.superglue.tasks import TASKS
 
     def number(value: float | None, digits: int = 3) -> str:
         return "-" if value is None else f"{value:.{digits}f}"

@@ -16,11 +16,11 @@ from oversmooth.commands.options import (
     embedded_default,
 )
 from oversmooth.errors import BrokenFile, OutOfRange
-from oversmooth.progress_bars import stages
-from oversmooth.writing import require_writable, write_whole
+from oversmooth.output.terminal.progress_bars import stages
+from oversmooth.output.whole_files import require_writable, write_whole
 
 if TYPE_CHECKING:
-    from oversmooth.report.blocks import Page
+    from oversmooth.output.report.blocks import Page
     from oversmooth.results import Analysis
 
 
@@ -44,10 +44,10 @@ def report(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Write one self-contained HTML page with the verdict, the curves, the spectra and the explanation."""
-    from oversmooth.report.compare import compare_page
-    from oversmooth.report.page import page_of
-    from oversmooth.report.static import write_figures
-    from oversmooth.report.training import read_run, training_page
+    from oversmooth.output.report.compare import compare_page
+    from oversmooth.output.report.page import page_of
+    from oversmooth.output.report.static import write_figures
+    from oversmooth.output.report.training import read_run, training_page
 
     require_writable(output, save)
     if run is not None:
@@ -77,7 +77,7 @@ def compare(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Compare models on one page, aligned by relative depth: before and after, or checkpoints of one run."""
-    from oversmooth.report.compare import compare_page
+    from oversmooth.output.report.compare import compare_page
 
     if len(targets) < 2:
         raise OutOfRange("the number of targets", len(targets), "at least 2 (for one model: oversmooth report)")
@@ -88,7 +88,7 @@ def compare(
 
 def _put(page: "Page", output: Path) -> None:
     """Writes the page and says what is on it."""
-    from oversmooth.report import write_page
+    from oversmooth.output.report import write_page
 
     write_page(page, output)
     typer.echo(page.verdict)
@@ -114,7 +114,7 @@ def _analysis(target: str, data: str | None, options: dict[str, Any]) -> "Analys
     import json
     import shlex
 
-    from oversmooth.analyze import analyze
+    from oversmooth.analysis import analyze
     from oversmooth.results import Analysis
 
     path = Path(target)

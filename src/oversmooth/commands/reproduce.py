@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from oversmooth.progress_bars import stages
+from oversmooth.output.terminal.progress_bars import stages
 
 
 def reproduce(
@@ -29,7 +29,7 @@ def reproduce(
 ) -> None:
     """Check the paper's claims: confirmed, refuted or undecided, with the tables that decide."""
     from oversmooth.errors import UnknownName
-    from oversmooth.reproduce.claims import chosen
+    from oversmooth.training.reproduce.claims import chosen
 
     claims = chosen(claim)
     if scale not in ("cpu", "full"):
@@ -42,9 +42,9 @@ def reproduce(
     import shlex
     import sys
 
-    from oversmooth.reproduce.reproduction import found_models
-    from oversmooth.reproduce.reproduction import reproduce as reproduce_
-    from oversmooth.reproduce.workshop import Workshop
+    from oversmooth.training.reproduce.reproduction import found_models
+    from oversmooth.training.reproduce.reproduction import reproduce as reproduce_
+    from oversmooth.training.reproduce.workshop import Workshop
 
     with stages() as stage:
         workshop = Workshop(out=out, targets=(*found_models(), *(model or ())), seeds=tuple(range(seeds)), stage=stage)

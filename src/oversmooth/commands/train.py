@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from oversmooth.progress_bars import one_bar
+from oversmooth.output.terminal.progress_bars import one_bar
 
 
 def train(
@@ -38,8 +38,8 @@ def train(
     import shlex
     import sys
 
-    from oversmooth.recipes.kinds import train as train_
-    from oversmooth.recipes.runner import Asked, is_first_process, process_group_ends
+    from oversmooth.training.recipes.kinds import train as train_
+    from oversmooth.training.recipes.runner import Asked, is_first_process, process_group_ends
 
     folder = out or Path(f"{Path(recipe).stem}-{variant}-seed{seed}")
     asked = Asked(

@@ -14,8 +14,8 @@ from oversmooth.commands.options import (
     ValueHeads,
     embedded_default,
 )
-from oversmooth.progress_bars import one_bar
-from oversmooth.writing import require_writable
+from oversmooth.output.terminal.progress_bars import one_bar
+from oversmooth.output.whole_files import require_writable
 
 
 def inspect(
@@ -30,8 +30,8 @@ def inspect(
     dtype: Annotated[str, typer.Option(help="Precision of the eigenvalues: auto, float64 or float32.")] = "auto",
 ) -> None:
     """Eigenvalues of the value map of every layer, from weights alone: which layers could smooth, which sharpen."""
-    from oversmooth import tables
-    from oversmooth.inspection import inspect as inspect_
+    from oversmooth.output.terminal import tables
+    from oversmooth.spectra.inspection import inspect as inspect_
 
     require_writable(csv)
     with one_bar("Reading layers") as progress:
@@ -59,8 +59,8 @@ def verify(
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Run the equal-token check: does the declared layout fit this very model? Exit code 1 if it does not."""
-    from oversmooth import tables
     from oversmooth.models.verify import verify as verify_
+    from oversmooth.output.terminal import tables
 
     result = verify_(target or embedded_default(), model_type=model_type, trust_remote_code=trust_remote_code)
     if json:
@@ -73,8 +73,8 @@ def verify(
 
 def architectures(json: Json = False) -> None:
     """List the declared families, and what is refused and why."""
-    from oversmooth import tables
     from oversmooth.models.families import ARCHITECTURES, REFUSED
+    from oversmooth.output.terminal import tables
 
     if json:
         import json as json_module
@@ -85,4 +85,14 @@ def architectures(json: Json = False) -> None:
         ]
         typer.echo(json_module.dumps({"declared": rows, "refused": dict(REFUSED)}, indent=2))
         return
-    tables.show_architectures(ARCHITECTURES.values(), REFUSED)
+    shown = [
+        {
+            "family": arch.name,
+            "model types": ", ".join(arch.model_types),
+            "residual": arch.residual,
+            "norm": arch.norm,
+            "attention": ("causal" if arch.is_causal else "bidirectional") + (", hybrid" if arch.is_hybrid else ""),
+        }
+        for arch in ARCHITECTURES.values()
+    ]
+    tables.show_architectures(shown, REFUSED)

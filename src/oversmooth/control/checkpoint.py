@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from oversmooth.errors import CannotControl
-from oversmooth.models.files import SMALL_FILE_BYTES, LocalFolder, cached_hub_folder
-from oversmooth.models.pickle_store import PickleStore, load_tensors
-from oversmooth.models.safetensors_store import DTYPES, SafetensorsStore, read_header
 from oversmooth.models.source import HUB_ID
-from oversmooth.models.store import TensorStore
+from oversmooth.models.stores.files import SMALL_FILE_BYTES, LocalFolder, cached_hub_folder
+from oversmooth.models.stores.pickle import PickleStore, load_tensors
+from oversmooth.models.stores.safetensors import DTYPES, SafetensorsStore, read_header
+from oversmooth.models.stores.store import TensorStore
 
 WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|onnx_data|ot|tflite)(\.index\.json)?$")
 """Files that hold weights, or say where they are; all others that are small are copied."""

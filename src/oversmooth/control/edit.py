@@ -14,17 +14,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from oversmooth.control.apply import SIGNED_NORMS, layer_control
 from oversmooth.control.checkpoint import copy_checkpoint, local_checkpoint
+from oversmooth.control.constrain import SIGNED_NORMS, layer_control
 from oversmooth.control.projection import Form, kept_eigenbasis, with_constant_kept
 from oversmooth.control.selection import Chosen, Layers, choose, heads_of
 from oversmooth.errors import CannotControl, HeadsUnknown, OutOfRange
-from oversmooth.models.architecture import AttentionWeights
+from oversmooth.models.declaration import AttentionWeights
+from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import open_source
-from oversmooth.models.store import ReadLog
-from oversmooth.provenance import provenance_of
+from oversmooth.models.stores.store import ReadLog
+from oversmooth.output.whole_files import folder_whole, require_free
 from oversmooth.results import Control, LayerControl, Progress, no_progress
-from oversmooth.writing import folder_whole, require_free
 
 Read = Callable[[str], Tensor]
 

@@ -29,9 +29,9 @@ from oversmooth.control.eigenbasis import (
     full_precision,
     random_columns,
 )
+from oversmooth.environment.threads import one_thread
 from oversmooth.errors import IllConditioned, OutOfRange
-from oversmooth.models.architecture import AttentionWeights
-from oversmooth.threads import one_thread
+from oversmooth.models.declaration import AttentionWeights
 
 BASES = ("orthogonal", "general")
 REFINING_STEPS = 30

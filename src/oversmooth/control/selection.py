@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from oversmooth.control.eigenbasis import Heads
 from oversmooth.errors import OutOfRange, UnknownName
-from oversmooth.models.architecture import AttentionWeights, BlockNames
+from oversmooth.models.declaration import AttentionWeights, BlockNames
 from oversmooth.models.source import Stack
 
 BASELINES = "oversmooth_"

@@ -8,7 +8,7 @@ the rest (docs/guides/add-an-architecture.md).
 from collections.abc import Mapping
 from dataclasses import replace
 
-from oversmooth.models.architecture import Arch, Paths, When
+from oversmooth.models.declaration import Arch, Paths, When
 
 # --- text, bidirectional --------------------------------------------------------------------------------------------
 

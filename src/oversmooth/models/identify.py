@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from oversmooth.errors import AdapterMismatch
-from oversmooth.models.architecture import NORM_ROLES, Arch, Paths, resolve
+from oversmooth.models.declaration import NORM_ROLES, Arch, Paths, resolve
 from oversmooth.models.families import ARCHITECTURES
 
 

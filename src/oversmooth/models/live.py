@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.errors import MissingDependency, NotLive, OutOfRange
 from oversmooth.models.source import Source
-from oversmooth.torchvision_compat import ensure_torchvision
 
 EXAMPLE_TOKENS = 12
 
@@ -52,7 +52,7 @@ def load_model(
 def register_own_models() -> None:
     """Makes transformers' Auto classes know the model types that this package itself defines."""
     ensure_torchvision()
-    from oversmooth.recipes.language.crammed_bert import register
+    from oversmooth.models.crammed_bert import register
 
     register()
 

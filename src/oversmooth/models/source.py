@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.errors import (
     AmbiguousFolder,
     BrokenFile,
@@ -26,10 +27,8 @@ from oversmooth.errors import (
     UnidentifiedWeights,
     UnknownArchitecture,
 )
-from oversmooth.models.architecture import Arch, AttentionWeights, Sizes, StackNames, assemble, resolve, sizes_of
+from oversmooth.models.declaration import Arch, AttentionWeights, Sizes, StackNames, assemble, resolve, sizes_of
 from oversmooth.models.families import REFUSED, REFUSED_NAMES
-from oversmooth.models.files import Folder, LocalFolder, RemoteFolder, cached_hub_folder, hub_folder, read_small
-from oversmooth.models.gguf_store import GGUFStore
 from oversmooth.models.identify import (
     candidates_by_name,
     declared_for,
@@ -38,11 +37,12 @@ from oversmooth.models.identify import (
     known_gguf_architectures,
     known_model_types,
 )
-from oversmooth.models.module_store import ModuleStore
-from oversmooth.models.pickle_store import PickleStore
-from oversmooth.models.safetensors_store import SafetensorsStore, read_weight_map
-from oversmooth.models.store import TensorStore
-from oversmooth.torchvision_compat import ensure_torchvision
+from oversmooth.models.stores.files import Folder, LocalFolder, RemoteFolder, cached_hub_folder, hub_folder, read_small
+from oversmooth.models.stores.gguf import GGUFStore
+from oversmooth.models.stores.module import ModuleStore
+from oversmooth.models.stores.pickle import PickleStore
+from oversmooth.models.stores.safetensors import SafetensorsStore, read_weight_map
+from oversmooth.models.stores.store import TensorStore
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SHARD = re.compile(r"-\d+-of-\d+(?=\.(safetensors|bin)$)")

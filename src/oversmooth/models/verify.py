@@ -15,12 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oversmooth.errors import AdapterMismatch, NotLive
-from oversmooth.models.architecture import AttentionWeights
+from oversmooth.models.declaration import AttentionWeights
 from oversmooth.models.live import example_inputs, load_model, run
-from oversmooth.models.module_store import ModuleStore
+from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import Stack, Target, open_source
-from oversmooth.models.store import ReadLog
-from oversmooth.provenance import provenance_of
+from oversmooth.models.stores.module import ModuleStore
+from oversmooth.models.stores.store import ReadLog
 from oversmooth.results import LayerCheck, Verification
 
 TOLERANCE = 1e-4

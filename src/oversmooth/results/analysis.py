@@ -30,8 +30,8 @@ class Analysis(SavedResult):
 
     def save_html(self, path: str | Path) -> None:
         """Writes the report as one self-contained HTML file (needs plotly and jinja2)."""
-        from oversmooth.report import write_page
-        from oversmooth.report.page import page_of
+        from oversmooth.output.report import write_page
+        from oversmooth.output.report.page import page_of
 
         write_page(page_of(self), Path(path))
 

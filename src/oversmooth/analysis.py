@@ -1,0 +1,99 @@
+"""`analyze`: one model, everything that can be known about it; the only place where the parts are put together.
+
+target -> inspect                        always: weights only
+       -> verify, measure, predict       where the model can be run
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from oversmooth.data.batches import Batch
+from oversmooth.errors import NoAttentionMaps, NotLive, OversmoothError, WrongBatch
+from oversmooth.measurement.measurement import measure
+from oversmooth.models.live import load_model
+from oversmooth.models.source import Target, open_source
+from oversmooth.models.verify import verify
+from oversmooth.prediction.prediction import predict
+from oversmooth.results import Analysis, Missing, Progress, no_progress
+from oversmooth.spectra.inspection import inspect
+
+T = TypeVar("T")
+WHAT_IFS = ("no_skip", "no_biases", "flip_norms", "scale:0.5", "interval:-1,0", "interval:0,1", "centered")
+"""The changes that a report shows beside every layer."""
+Stage = Callable[[str], Progress]
+"""Called with the name of each stage as it begins; returns how its progress is shown."""
+
+
+def analyze(
+    target: Target,
+    batches: Iterable[Batch] | str | None = None,
+    *,
+    max_samples: int | None = None,
+    batch_size: int = 8,
+    max_tokens: int = 128,
+    seed: int = 0,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    what_ifs: Sequence[str] = WHAT_IFS,
+    solve: int = 2,
+    command: str = "",
+    stage: Stage = lambda name: no_progress,
+) -> Analysis:
+    """Inspection, verification, measurement and prediction of one model; what cannot be made is missing with a reason.
+
+    Takes the same targets and data as `inspect` and `measure`. A model that cannot be run (a lone file, a URL, GGUF)
+    gives the weights part.
+    """
+    source = open_source(target)
+    inspection = inspect(target, progress=stage("Reading weights"))
+    missing = list(inspection.missing)
+    try:
+        model = load_model(source, "report", trust_remote_code=trust_remote_code)
+    except NotLive as error:
+        missing.append(_missing("measurement", error))
+        return Analysis(inspection=inspection, command=command, missing=tuple(missing))
+    live = replace(source, module=model)  # loaded once, run by every part
+    verification = _tried("verification", missing, lambda: verify(live))
+    given = None if batches is None or isinstance(batches, str) else list(batches)  # both parts see the same data
+    options: dict[str, Any] = {
+        "max_samples": max_samples,
+        "batch_size": batch_size,
+        "max_tokens": max_tokens,
+        "seed": seed,
+        "device": device,
+        "trust_remote_code": trust_remote_code,
+    }
+    data = batches if given is None else given
+    noted = missing if batches is None else None
+    show = stage("Measuring features")
+    measurement = _tried("measurement", noted, lambda: measure(live, data, progress=show, **options))
+    show_prediction = stage("Predicting layers")
+    prediction = _tried(
+        "prediction",
+        missing,
+        lambda: predict(live, data, what_ifs=what_ifs, solve=solve, progress=show_prediction, **options),
+    )
+    return Analysis(
+        inspection=inspection,
+        verification=verification,
+        measurement=measurement,
+        prediction=prediction,
+        command=command,
+        missing=tuple(missing),
+    )
+
+
+def _tried(part: str, missing: list[Missing] | None, make: Callable[[], T]) -> T | None:
+    """The part, or `None` with the reason noted; data that the user gave must work, so then the error stands."""
+    try:
+        return make()
+    except (NotLive, WrongBatch, NoAttentionMaps) as error:
+        if missing is None:
+            raise
+        missing.append(_missing(part, error))
+        return None
+
+
+def _missing(part: str, error: OversmoothError) -> Missing:
+    return Missing(field=part, reason=str(error).splitlines()[0])

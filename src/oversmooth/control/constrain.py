@@ -1,0 +1,293 @@
+"""`sharpen`, `smooth`, `constrain` and `bake`: the eigenbasis form on the blocks of a live model, and back again."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from oversmooth.control.eigenbasis import Eigenbasis
+from oversmooth.control.parametrizations import (
+    OutputWeight,
+    PositiveNorm,
+    ValueWeight,
+    ours,
+    parametrized,
+    put_on,
+    take_off,
+)
+from oversmooth.control.projection import (
+    Form,
+    constant,
+    fresh_eigenbasis,
+    kept_eigenbasis,
+    moved,
+    with_constant_kept,
+)
+from oversmooth.control.selection import BASELINES, Chosen, Layers, choose, heads_of
+from oversmooth.errors import CannotControl, OutOfRange
+from oversmooth.models.declaration import AttentionWeights
+from oversmooth.models.provenance import provenance_of
+from oversmooth.models.source import open_source
+from oversmooth.models.stores.module import ModuleStore
+from oversmooth.models.stores.store import ReadLog
+from oversmooth.results import Control, HeadMove, LayerControl, Spectrum
+from oversmooth.spectra.spectrum import DENSE_UP_TO, plain_map, spectrum
+
+INITS = ("keep", "fresh")
+SIGNED_NORMS = ("attn_norm", "attn_branch_norm")
+"""The norms whose weights are multiplied into the map of attention, so that their signs matter."""
+
+
+def sharpen(
+    model: nn.Module,
+    *,
+    basis: str = "orthogonal",
+    layers: Layers = None,
+    stack: str | None = None,
+    positive_norms: bool = False,
+    init: str = "keep",
+    max_condition: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Control:
+    """Every eigenvalue of H in [-1, 0]: no attention can make tokens alike. As `constrain`, in place."""
+    return constrain(
+        model,
+        low=-1.0,
+        high=0.0,
+        basis=basis,
+        layers=layers,
+        stack=stack,
+        positive_norms=positive_norms,
+        init=init,
+        max_condition=max_condition,
+        generator=generator,
+    )
+
+
+def smooth(
+    model: nn.Module,
+    *,
+    basis: str = "orthogonal",
+    layers: Layers = None,
+    stack: str | None = None,
+    positive_norms: bool = False,
+    init: str = "keep",
+    max_condition: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Control:
+    """Every eigenvalue of H in [0, 1]: every attention makes tokens more alike. As `constrain`, in place."""
+    return constrain(
+        model,
+        low=0.0,
+        high=1.0,
+        basis=basis,
+        layers=layers,
+        stack=stack,
+        positive_norms=positive_norms,
+        init=init,
+        max_condition=max_condition,
+        generator=generator,
+    )
+
+
+def constrain(
+    model: nn.Module,
+    *,
+    low: float = -1.0,
+    high: float = 0.0,
+    basis: str = "orthogonal",
+    layers: Layers = None,
+    stack: str | None = None,
+    positive_norms: bool = False,
+    init: str = "keep",
+    max_condition: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Control:
+    """Puts `H = V diag(clip(psi, low, high)) V^-1` in place of the value and output weights, in place, for training.
+
+    `basis`: orthogonal (H symmetric) or general, whose condition number `max_condition` keeps bounded. `init`: keep starts
+    as close to the weights as the form allows and says how far that is, fresh draws V and psi with `generator`.
+    `layers` is None, a number, several, or words such as "6-11". `positive_norms` also keeps the weights of the
+    attention's own norms above zero, where each starts at its absolute value: then the signs of the eigenvalues survive
+    the norm too. Build the optimizer afterwards: value and output weights are no parameters any more. Biases are free.
+
+    >>> import torch, oversmooth as osm
+    >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    >>> result = osm.constrain(model, low=-1, high=0)
+    >>> max(layer.after.max_real for layer in result.layers) < 1e-5
+    True
+    """
+    form = Form(low=float(low), high=float(high), basis=basis, max_condition=max_condition)
+    if init not in INITS:
+        raise OutOfRange("init", init, " or ".join(INITS))
+    source = open_source(model)
+    store, log = source.store, ReadLog(source.store)
+    assert isinstance(store, ModuleStore), "an open module is read through a ModuleStore"
+    stacks = source.stacks()
+    chosen = choose(stacks, layers, stack)
+    plan = [(each, each.stack.weights(each.position, log.read)) for each in chosen]
+    _refuse(model, store, plan)
+    done: list[LayerControl] = []
+    seen: dict[int, LayerControl] = {}
+    for each, weights in plan:
+        key = id(store.owner(each.block.value.weight))
+        if key not in seen:  # one module may stand at several depths: it has one basis
+            eigenbasis = _eigenbasis(weights, form, init, generator)
+            new = _new_weights(weights, eigenbasis)
+            new = with_constant_kept(weights, new) if init == "keep" else new
+            seen[key] = layer_control(each, weights, new)  # now: the old weights are views of what is changed next
+            _install(each, new, eigenbasis, store)
+            if positive_norms:
+                seen[key] = replace(seen[key], norm_signs_changed=_install_norms(each, store))
+        done.append(replace(seen[key], layer=each.block.index, passes=each.stack.passes[each.position]))
+    return Control(
+        provenance=provenance_of(source, stacks, log, compute_dtype=_words(done)),
+        change=f"eigenvalues of H in [{form.low:g}, {form.high:g}], {basis} basis, {init} start",
+        low=form.low,
+        high=form.high,
+        layers=tuple(done),
+    )
+
+
+def bake(model: nn.Module) -> nn.Module:
+    """Turns every parametrized weight into an ordinary one with the same outputs, in place; returns the model.
+
+    The result is what transformers or timm built, with other numbers in it: save it with their own functions.
+    """
+    applied = [name for name, _ in model.named_modules() if name.rpartition(".")[2].startswith(BASELINES)]
+    if applied:
+        what = applied[0].rpartition(".")[2].removeprefix(BASELINES)
+        reason = f"{what} changes attention itself, which no ordinary weights can express ({applied[0]})"
+        raise CannotControl("bake", "this model", reason, f"Take it off first: osm.unapply(model, {what!r}).")
+    for module, tensor in parametrized(model):
+        take_off(module, tensor)
+    return model
+
+
+# --- before anything is touched -------------------------------------------------------------------------------------
+
+
+def _refuse(model: nn.Module, store: ModuleStore, plan: list[tuple[Chosen, AttentionWeights]]) -> None:
+    """Raises what cannot be done, while the model is still as it was."""
+    slots: dict[int, set[tuple[int, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            slots.setdefault(id(parameter), set()).add((id(module), name))
+    for each, weights in plan:
+        heads_of(weights).require_one_basis()
+        if not (torch.isfinite(weights.w_v).all() and torch.isfinite(weights.w_o).all()):
+            reason = "its value or output weights hold NaN or infinity"
+            raise CannotControl("The eigenbasis", each.words, reason, "Load a checkpoint that is whole.")
+        for name in (each.block.value.weight, each.block.output.weight):
+            owner, tensor = store.owner(name), name.rpartition(".")[2]
+            if parametrize.is_parametrized(owner, tensor):
+                if not ours(owner, tensor):
+                    reason = f"{name} is already parametrized by something else"
+                    raise CannotControl("The eigenbasis", each.words, reason, "Remove that parametrization first.")
+            elif len(slots[id(getattr(owner, tensor))]) > 1:
+                reason = f"{name} is one parameter shared by several modules, which would part ways"
+                raise CannotControl("The eigenbasis", each.words, reason, "Share the module instead, or untie it.")
+
+
+# --- one layer ------------------------------------------------------------------------------------------------------
+
+
+def _eigenbasis(weights: AttentionWeights, form: Form, init: str, generator: torch.Generator | None) -> Eigenbasis:
+    heads = heads_of(weights)
+    if init == "fresh":
+        return fresh_eigenbasis(heads, form, weights.w_v, generator)
+    return kept_eigenbasis(heads, form, weights.w_v, weights.w_o)
+
+
+def _install(each: Chosen, new: AttentionWeights, eigenbasis: Eigenbasis, store: ModuleStore) -> None:
+    _set_biases(each, new, store)
+    slots = [(store.owner(n), n.rpartition(".")[2]) for n in (each.block.value.weight, each.block.output.weight)]
+    for owner, tensor in slots:
+        if ours(owner, tensor):
+            take_off(owner, tensor)
+    (value, value_tensor), (output, output_tensor) = slots
+    old_value, old_output = getattr(value, value_tensor), getattr(output, output_tensor)
+    eigenbasis.to(old_value.device).requires_grad_(old_value.requires_grad or old_output.requires_grad)
+    stored = each.stack.arch.stored
+    put_on(value, value_tensor, ValueWeight(eigenbasis, old_value, stored, new.value_rows))
+    put_on(output, output_tensor, OutputWeight(eigenbasis, old_output, stored))
+
+
+@torch.no_grad()
+def _set_biases(each: Chosen, new: AttentionWeights, store: ModuleStore) -> None:
+    if each.block.value.bias and new.b_v is not None:
+        bias = getattr(store.owner(each.block.value.bias), each.block.value.bias.rpartition(".")[2])
+        rows = slice(None) if new.value_rows is None else new.value_rows.to(bias.device)
+        bias[rows] = new.b_v.flatten().to(bias)
+    if each.block.output.bias and new.b_o is not None:
+        bias = getattr(store.owner(each.block.output.bias), each.block.output.bias.rpartition(".")[2])
+        bias.copy_(new.b_o)
+
+
+def _install_norms(each: Chosen, store: ModuleStore) -> int:
+    """Makes the attention's own norms positive; how many of their weights change sign."""
+    changed = 0
+    for role in SIGNED_NORMS:
+        if role not in each.block.norms:
+            continue
+        name = each.block.norms[role].weight
+        owner, tensor = store.owner(name), name.rpartition(".")[2]
+        if ours(owner, tensor):
+            continue
+        weight = getattr(owner, tensor)
+        offset = 1.0 if each.stack.arch.norm == "rms+1" else 0.0
+        changed += int((weight.detach().float() + offset < 0).sum())
+        put_on(owner, tensor, PositiveNorm(weight, offset))
+    return changed
+
+
+@torch.no_grad()
+def _new_weights(weights: AttentionWeights, eigenbasis: Eigenbasis) -> AttentionWeights:
+    value, output = eigenbasis.weights()
+    return replace(weights, w_v=value.reshape(weights.w_v.shape), w_o=output.reshape(weights.w_o.shape))
+
+
+# --- reporting ------------------------------------------------------------------------------------------------------
+
+
+def layer_control(
+    each: Chosen, old: AttentionWeights, new: AttentionWeights, norm_signs_changed: int = 0
+) -> LayerControl:
+    """What became of one layer."""
+    head_moves, whole = moved(_cpu(old.w_v), _cpu(old.w_o), _cpu(new.w_v), _cpu(new.w_o))
+    group = old.n_heads // old.n_kv
+    return LayerControl(
+        stack=each.stack.label,
+        layer=each.block.index,
+        passes=each.stack.passes[each.position],
+        before=_spectrum(old),
+        after=_spectrum(new),
+        moved=whole,
+        constant_moved=_constant_moved(old, new),
+        heads=tuple(HeadMove(head=h, kv_head=h // group, moved=move) for h, move in enumerate(head_moves)),
+        norm_signs_changed=norm_signs_changed,
+    )
+
+
+def _constant_moved(old: AttentionWeights, new: AttentionWeights) -> float | None:
+    before, after = constant(old), constant(new)
+    if before is None or after is None or not before.norm() > 0:
+        return None
+    return ((after - before).norm() / before.norm()).item()
+
+
+def _cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu() if tensor.device.type == "mps" else tensor.detach()  # MPS has no float64
+
+
+def _spectrum(weights: AttentionWeights) -> Spectrum:
+    core = min(weights.d_model, weights.n_kv * weights.d_head)
+    dtype = torch.float64 if core <= DENSE_UP_TO else torch.float32
+    on_host = replace(weights, w_v=_cpu(weights.w_v), w_o=_cpu(weights.w_o))
+    return spectrum(plain_map(on_host, dtype))
+
+
+def _words(layers: list[LayerControl]) -> str:
+    return "float64" if all(layer.before.route == "dense" for layer in layers) else "float32"

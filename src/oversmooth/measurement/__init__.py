@@ -1,0 +1,1 @@
+"""Features -> numbers: the metrics, and `measure`."""

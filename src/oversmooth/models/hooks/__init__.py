@@ -1,0 +1,1 @@
+"""Where a running model is watched: places of the residual stream, attention maps."""

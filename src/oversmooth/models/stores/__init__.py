@@ -1,0 +1,1 @@
+"""Checkpoints of every format as tensors by name."""

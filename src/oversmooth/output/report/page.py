@@ -1,0 +1,139 @@
+"""An `Analysis` as a page: the answer first, then what it rests on."""
+
+from oversmooth.output.report.blocks import Block, Items, Page, Section, Strip, StripItem, Words, table_of
+from oversmooth.output.report.features import attribution_section, curves
+from oversmooth.output.report.theory import (
+    head_exponents,
+    ladder_section,
+    regime_strip,
+    rho_ac_by_layer,
+    verdict_section,
+    what_if_section,
+)
+from oversmooth.output.report.weights import heads_section, layer_name, norms_section, spectra_section
+from oversmooth.output.report.words import verdict
+from oversmooth.results import Analysis, Provenance
+
+DEFINITIONS = (
+    "H = W_V W_O is the value map of a layer, summed over heads; eigenvalues λ are those of H.",
+    "ρ_dc = max |1 + λ|: growth per layer of what all tokens share, from weights alone.",
+    "ρ_ac: growth per layer of what differs between tokens, at the measured attention.",
+    "exponent = log ρ_ac - log ρ_dc: negative smooths, positive sharpens, per repetition of the layer.",
+    "HFC and LFC are the Frobenius norms of X minus its mean token, and of the mean token repeated.",
+)
+LIMITS = (
+    "The theorem speaks of infinitely many repetitions of one layer at fixed attention; a real layer acts once.",
+    "Norm weights are folded in at one common token scale; real norms divide each token by its own scale.",
+    "Feed-forward blocks are measured, not predicted.",
+    "Measurements hold for the data they were made on; the data hash below says which.",
+)
+
+
+def page_of(analysis: Analysis) -> Page:
+    """The whole report, from top to bottom."""
+    inspection, measurement, prediction = analysis.inspection, analysis.measurement, analysis.prediction
+    sections = [
+        _first_screen(analysis),
+        attribution_section(measurement) if measurement else None,
+        ladder_section(prediction) if prediction else None,
+        spectra_section(inspection, rho_ac_by_layer(prediction) if prediction else {}),
+        heads_section(inspection, head_exponents(prediction) if prediction else {}),
+        what_if_section(prediction) if prediction else None,
+        norms_section(inspection),
+        verdict_section(prediction) if prediction else None,
+        _methods(analysis),
+        _provenance(analysis),
+    ]
+    provenance = inspection.provenance
+    return Page(
+        title=f"oversmooth: {provenance.target}",
+        eyebrow=provenance.target,
+        verdict=verdict(analysis),
+        facts=_facts(analysis),
+        sections=tuple(section for section in sections if section is not None),
+        footer="Made by oversmooth. This page needs no network and sends nothing anywhere.",
+    )
+
+
+def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
+    facts = []
+    for stack in analysis.inspection.stacks:
+        of = f" of {stack.blocks_in_model}" if stack.blocks != stack.blocks_in_model else ""
+        name = f"{stack.name} " if stack.name else ""
+        heads = f", {stack.n_heads} heads" if stack.n_heads else ""
+        facts.append((f"{name}{stack.family}", f"{stack.blocks}{of} layers, width {stack.d_model}{heads}"))
+    if analysis.measurement:
+        data = analysis.measurement.data
+        partial = " (interrupted)" if analysis.measurement.is_partial else ""
+        facts.append(("measured on", f"{data.sequences} sequences, {data.tokens} tokens{partial}"))
+    if analysis.verification:
+        word = "fits" if analysis.verification.passed else "DOES NOT FIT"
+        facts.append(("layout", f"{word} this model, max error {analysis.verification.largest_error:.0e}"))
+    else:
+        facts.append(("layout", "weights only, unverified"))
+    return tuple(facts)
+
+
+def _first_screen(analysis: Analysis) -> Section:
+    blocks: list[Block] = [Words(text=f"Missing here: {m.field}. {m.reason}", kind="note") for m in analysis.missing]
+    if analysis.measurement:
+        blocks.append(curves(analysis.measurement))
+    blocks.append(regime_strip(analysis.prediction) if analysis.prediction else _strip(analysis))
+    return Section(id="top", blocks=blocks)
+
+
+def _strip(analysis: Analysis) -> Strip:
+    items = []
+    for layer in analysis.inspection.layers:
+        tendency = layer.tendency
+        tone = "neutral" if tendency is None else "smoothing" if tendency > 0 else "sharpening"
+        word = {"smoothing": "▼ tends to smooth", "sharpening": "▲ tends to sharpen"}.get(tone, "no value")
+        line = f"log ρ_dc {tendency:+.2f}" if tendency is not None else "unreadable"
+        items.append(StripItem(title=layer_name(layer), word=word, tone=tone, lines=(line,)))
+    return Strip(label="Tendency of each layer's weights", items=tuple(items))
+
+
+def _methods(analysis: Analysis) -> Section:
+    blocks: list[Block] = [Items(items=DEFINITIONS)]
+    if analysis.measurement:
+        rows = [{"metric": name, "definition": formula} for name, formula in analysis.measurement.definitions]
+        blocks.append(table_of("definitions", "Definitions of the metrics", rows))
+        prefix = analysis.measurement.prefix_tokens
+        blocks.append(Words(text=f"Padding is never measured; prefix tokens (CLS, registers): {prefix}."))
+    blocks.append(Words(text="Limits:"))
+    blocks.append(Items(items=LIMITS))
+    return Section(id="methods", title="Methods and limits", blocks=blocks)
+
+
+def _provenance(analysis: Analysis) -> Section:
+    provenance = analysis.inspection.provenance
+    rows = [{"fact": name, "value": value} for name, value in _provenance_facts(provenance)]
+    if analysis.measurement:
+        data = analysis.measurement.data
+        rows += [
+            {"fact": "data", "value": data.description},
+            {"fact": "data SHA-256", "value": data.sha256},
+            {"fact": "seed", "value": str(analysis.measurement.provenance.seed)},
+        ]
+    return Section(
+        id="provenance",
+        title="Provenance",
+        blocks=[
+            table_of("provenance-facts", "Provenance", rows),
+            Words(text="To repeat it:"),
+            Words(text=analysis.command, kind="code"),
+        ],
+    )
+
+
+def _provenance_facts(provenance: Provenance) -> list[tuple[str, str]]:
+    files = ", ".join(f"{file.name} ({file.size_bytes:,} bytes)" for file in provenance.files) or "a live module"
+    return [
+        ("model", provenance.target),
+        ("model type", f"{provenance.model_type}, declared as {', '.join(provenance.families)}"),
+        ("read as", f"{provenance.source}: {files}"),
+        ("weights SHA-256", provenance.weights_sha256),
+        ("bytes of tensors read", f"{provenance.bytes_read:,}"),
+        ("dtypes", f"stored {', '.join(provenance.weight_dtypes)}; computed in {provenance.compute_dtype}"),
+        ("versions", ", ".join(f"{package} {version}" for package, version in provenance.versions)),
+    ]

@@ -1,0 +1,203 @@
+"""The part of a report that a prediction fills: regimes, the ladder of explanation, what-ifs, verdicts."""
+
+from typing import Any
+
+from oversmooth.output.report.blocks import Block, Plot, Section, Slider, Strip, StripItem, Words, table_of
+from oversmooth.output.report.weights import rounded
+from oversmooth.results import LayerPrediction, Prediction
+
+REGIME_WORDS = {
+    "smoothing": "▼ smooths",
+    "sharpening": "▲ sharpens",
+    "neutral": "= neutral",
+    "undecided": "? undecided",
+    "mixed": "◆ mixed",
+}
+RUNG_WORDS = {
+    0: "infinite repetition: the theorem",
+    1: "one step, isotropic features",
+    2: "+ the real features",
+    3: "+ coupling of differences into the mean",
+    4: "+ biases",
+    5: "+ each token's own scale: exact",
+}
+
+
+def place_name(layer: LayerPrediction) -> str:
+    name = f"{layer.stack} {layer.layer}" if layer.stack else f"layer {layer.layer}"
+    return name if layer.depth == layer.layer + 1 else f"{name}, pass {layer.depth}"
+
+
+def tone_of(regime: str) -> str:
+    return regime if regime in ("smoothing", "sharpening", "neutral") else "undecided"
+
+
+def regime_strip(prediction: Prediction) -> Strip:
+    """One tile per layer: its regime, the predicted exponent and the measured change."""
+    items = []
+    for layer in prediction.layers:
+        exponent = layer.rungs[0].mean if layer.rungs else None
+        predicted = "no exponent" if exponent is None else f"theorem {exponent:+.2f}"
+        measured = "not measured" if layer.measured is None else f"measured {layer.measured:+.2f}"
+        items.append(
+            StripItem(
+                title=place_name(layer),
+                word=REGIME_WORDS.get(layer.regime, layer.regime),
+                tone=tone_of(layer.regime),
+                lines=(predicted, measured),
+            )
+        )
+    return Strip(
+        label="Each layer's regime: predicted exponent and measured change of log(HFC/LFC)", items=tuple(items)
+    )
+
+
+def rho_ac_by_layer(prediction: Prediction) -> dict[tuple[str, int], float]:
+    """`rho_ac` of the plain map, of the first pass through each block."""
+    found: dict[tuple[str, int], float] = {}
+    for layer in prediction.layers:
+        found.setdefault((layer.stack, layer.layer), layer.plain.rho_ac)
+    return found
+
+
+def head_exponents(prediction: Prediction) -> dict[tuple[str, int, int], float]:
+    found: dict[tuple[str, int, int], float] = {}
+    for layer in prediction.layers:
+        for head in layer.heads:
+            if head.exponent is not None:
+                found.setdefault((layer.stack, layer.layer, head.head), head.exponent)
+    return found
+
+
+def ladder_section(prediction: Prediction) -> Section:
+    """From the theorem to the measurement, layer by layer, and how well each rung agrees over all layers."""
+    steps = [_ladder(layer) for layer in prediction.layers]
+    agreements = [
+        {
+            "stack": item.stack,
+            "rung": f"{item.rung} {item.name}",
+            "uses": RUNG_WORDS[item.rung],
+            "right sign": item.sign_agreement,
+            "rank correlation": item.rank_correlation,
+            "mean error": item.mean_error,
+        }
+        for item in prediction.agreements
+    ]
+    rows = [
+        {
+            "layer": place_name(layer),
+            "regime": layer.regime,
+            **{f"rung {rung.rung}": rung.mean for rung in layer.rungs},
+            "measured": layer.measured,
+            "carried by": layer.carries or "",
+            "right from rung": layer.explained_from,
+        }
+        for layer in prediction.layers
+    ]
+    blocks: list[Block] = []
+    if steps:
+        blocks.append(
+            Plot(
+                id="ladder",
+                figure={"steps": steps, "layout": _ladder_layout(prediction)},
+                caption=(
+                    "Each bar adds one thing to the one before it; the last is computed from weights and attention "
+                    "with everything in, and equals the measurement (dashed). The longest jump names what matters."
+                ),
+                alt="Bar chart of the six rungs for one layer, with the measured change as a line; the table has all.",
+                slider=Slider(count=len(steps), first=steps[0]["words"]),
+            )
+        )
+    blocks.append(table_of("ladder-table", "The ladder of every layer", rows))
+    blocks.append(Words(text="How well each rung agrees with the measurement, over all layers:"))
+    blocks.append(table_of("agreement", "Agreement of each rung", agreements))
+    return Section(
+        id="ladder-section",
+        title="From the theorem to the measurement",
+        lead=(
+            "The theorem speaks of infinitely many repetitions of one layer. What one real layer does to real features "
+            "is something else; every step between the two is computed, so the difference has a name."
+        ),
+        blocks=blocks,
+    )
+
+
+def _ladder(layer: LayerPrediction) -> dict[str, Any]:
+    known = [rung for rung in layer.rungs if rung.mean is not None]
+    values = [rung.mean or 0.0 for rung in known]
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "bar",
+            "x": [f"{rung.rung} {rung.name}" for rung in known],
+            "y": rounded(values),
+            "text": [f"{value:+.3f}" for value in values],
+            "textposition": "outside",
+            "cliponaxis": False,
+            "marker": {"color": ["var(--smooth)" if value < 0 else "var(--sharpen)" for value in values]},
+            "showlegend": False,
+            "hovertext": [RUNG_WORDS[rung.rung] for rung in known],
+        }
+    ]
+    if layer.measured is not None:
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": f"measured {layer.measured:+.3f}",
+                "x": [f"{rung.rung} {rung.name}" for rung in known],
+                "y": rounded([layer.measured] * len(known)),
+                "line": {"color": "var(--ink)", "dash": "dash", "width": 1.5},
+            }
+        )
+    carried = f"; the step that matters most: {layer.carries}" if layer.carries else ""
+    return {"traces": traces, "words": f"{place_name(layer)}: {layer.regime}{carried}"}
+
+
+def _ladder_layout(prediction: Prediction) -> dict[str, Any]:
+    values = [rung.mean for layer in prediction.layers for rung in layer.rungs if rung.mean is not None]
+    values += [layer.measured for layer in prediction.layers if layer.measured is not None]
+    low, high = min([0.0, *values]), max([0.0, *values])
+    margin = 0.14 * (high - low or 1.0)
+    return {
+        "height": 360,
+        "xaxis": {},
+        "yaxis": {"title": {"text": "Δ log(HFC/LFC)"}, "range": [low - margin, high + margin]},
+    }
+
+
+def what_if_section(prediction: Prediction) -> Section | None:
+    """Each change beside the layer as it is."""
+    rows = [
+        {
+            "layer": f"{row['stack']} {row['layer']}".strip(),
+            "what if": row["what_if"],
+            "regime": row["regime"] or "",
+            "ρ_dc": row["rho_dc"],
+            "ρ_ac": row["rho_ac"],
+            **{f"rung {k}": row.get(f"rung_{k}") for k in range(6)},
+            "note": row["not_applicable"] or "",
+        }
+        for row in prediction.what_if_rows()
+    ]
+    if len(rows) <= len(prediction.layers):
+        return None
+    return Section(
+        id="what-if",
+        title="What if?",
+        lead="The same features and attention through a changed layer, without touching the model.",
+        blocks=[table_of("what-if-table", "What-if predictions", rows)],
+    )
+
+
+def verdict_section(prediction: Prediction) -> Section:
+    """What is proved, what is computed at the measured attention, what is only observed."""
+    blocks: list[Block] = [Words(text=item.text, mark=item.basis) for item in prediction.verdict]
+    blocks += [Words(text=problem, kind="note") for problem in prediction.problems]
+    rows = [
+        {"layer": place_name(layer), "statement": item.text, "known how": item.basis}
+        for layer in prediction.layers
+        for item in layer.verdict
+    ]
+    if rows:
+        blocks.append(table_of("verdicts", "Verdict of every layer", rows))
+    return Section(id="verdict", title="Verdict, part by part", blocks=blocks)

@@ -1,0 +1,111 @@
+"""Curves over training, from the JSONL file that the monitor writes."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from oversmooth.errors import BrokenFile
+from oversmooth.output.report.blocks import Block, Page, Plot, Section, table_of
+from oversmooth.output.report.weights import rounded
+
+NAME = re.compile(r"smoothing/(?P<stack>[^/]+/)?(?P<metric>[^/]+)/(?:depth|layer)_(?P<place>\d+)")
+Point = dict[str, float | int]
+TITLES = {
+    "cosine": "mean cosine between tokens",
+    "hfc_lfc": "HFC / LFC",
+    "rho_dc": "ρ_dc of H",
+    "min_real": "smallest Re λ",
+    "max_real": "largest Re λ",
+}
+
+
+def read_run(path: Path) -> list[Point]:
+    """The monitor's lines, in order of step; a last line cut off by a crash is left out."""
+    points: list[Point] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BrokenFile(str(path), "a JSONL file written by the monitor", str(error), "Check the path.") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            point = json.loads(line)
+            assert isinstance(point, dict)
+            assert isinstance(point["step"], int)
+        except (ValueError, KeyError, AssertionError) as error:
+            if number == len(lines) and points:
+                break
+            raise BrokenFile(f"{path}, line {number}", "a JSON object with a step", line[:60], "Remove it.") from error
+        points.append(point)
+    if not points:
+        raise BrokenFile(str(path), "at least one line", "none", "Train for a step first.")
+    merged: dict[int, Point] = {}
+    for point in points:  # a run writes its loss, its evaluation and its smoothing in lines of their own
+        merged.setdefault(int(point["step"]), {}).update(point)
+    return [merged[step] for step in sorted(merged)]
+
+
+def training_page(path: Path, points: Sequence[Point]) -> Page:
+    """One figure per metric, a line per depth or layer, dark to light."""
+    metrics: dict[str, dict[tuple[str, int], None]] = {}
+    for name in dict.fromkeys(key for point in points for key in point):
+        if match := NAME.fullmatch(name):
+            title = (match["stack"] or "") + match["metric"]
+            metrics.setdefault(title, {})[name, int(match["place"])] = None
+    blocks: list[Block] = [_figure(title, list(names), points) for title, names in metrics.items()]
+    last = points[-1]
+    deepest = [name for title, names in metrics.items() if title.endswith("cosine") for name, _ in names]
+    verdict = "No smoothing metric was found in this run."
+    if deepest:
+        measured = [point[deepest[-1]] for point in points if point.get(deepest[-1]) is not None]
+        if measured:
+            first_value, last_value = measured[0], measured[-1]
+            word = "smoother" if last_value > first_value else "sharper"
+            change = f"mean cosine {first_value:.2f} → {last_value:.2f}"
+            verdict = f"Over {last['step']} steps the last layer became {word}: {change}."
+    smoothing = [point for point in points if any(NAME.fullmatch(key) for key in point)] or points
+    names = dict.fromkeys(["step", *(key for point in smoothing for key in point)])
+    rows = [{name: point.get(name) for name in names} for point in smoothing]
+    table = table_of("run", "Every number of the run", rows)
+    return Page(
+        title=f"oversmooth: {path.name}",
+        eyebrow=str(path),
+        verdict=verdict,
+        facts=(("measurements", str(len(points))), ("last step", str(last["step"]))),
+        sections=(Section(id="curves", blocks=blocks), Section(id="numbers", title="Numbers", blocks=[table])),
+        footer="Made by oversmooth. This page needs no network and sends nothing anywhere.",
+    )
+
+
+def _figure(title: str, names: list[tuple[str, int]], points: Sequence[Point]) -> Plot:
+    ordered = sorted(names, key=lambda item: item[1])
+    traces: list[dict[str, Any]] = []
+    for rank, (name, place) in enumerate(ordered):
+        known = [(point["step"], point[name]) for point in points if name in point]
+        share = rank / max(len(ordered) - 1, 1)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers" if len(known) < 30 else "lines",
+                "name": str(place),
+                "x": [step for step, _ in known],
+                "y": rounded([value for _, value in known]),
+                "line": {"color": f"hsl({210 - 180 * share:.0f}, 70%, 48%)", "width": 2},
+                "marker": {"size": 5},
+            }
+        )
+    metric = title.rpartition("/")[2]
+    return Plot(
+        id=f"training-{re.sub(r'[^a-z0-9]+', '-', title.lower())}",
+        figure={
+            "traces": traces,
+            "layout": {
+                "height": 320,
+                "xaxis": {"title": {"text": "step"}},
+                "yaxis": {"title": {"text": TITLES.get(metric, metric)}},
+            },
+        },
+        caption=f"{TITLES.get(metric, metric)} over training; one line per depth, blue is shallow, red is deep.",
+        alt=f"Line plot of {title} over training steps; the table below has every number.",
+    )

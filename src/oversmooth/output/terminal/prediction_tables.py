@@ -1,0 +1,140 @@
+"""A prediction as tables for the terminal: the theorem, the ladder beside the measurement, and the verdict in words."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from oversmooth.output.terminal.tables import _console, _table
+from oversmooth.results import Row, format_cell
+from oversmooth.results.prediction import Asymptotic, LayerPrediction, Prediction
+
+COLOURS = {"smoothing": "blue", "sharpening": "dark_orange", "undecided": "bold red", "mixed": "magenta"}
+
+
+def show_prediction(result: Prediction, *, heads: bool = False) -> None:
+    """Prints everything the prediction holds; details of every layer's verdict are in the JSON."""
+    console = _console()
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    data = result.data
+    partial = " (interrupted: partial)" if result.is_partial else ""
+    console.print(
+        f"{data.sequences} sequences, {data.tokens} tokens of {escape(data.description)}; "
+        f"eigenvalue problems solved for {result.solved}{partial}"
+    )
+    stacks = list(dict.fromkeys(layer.stack for layer in result.layers))
+    for stack in stacks:
+        layers = [layer for layer in result.layers if layer.stack == stack]
+        console.print(_theorem_table(stack, layers))
+        console.print(_ladder_table(result, stack, layers))
+    _details(console, result, heads=heads)
+    console.print("Verdict", style="bold")
+    for statement in result.verdict:
+        console.print(escape(f"  {_capitalised(statement.text)} [{statement.basis}]"))
+    for layer in result.layers:
+        for text in _remarks(layer):
+            where = f"{layer.stack} " if layer.stack else ""
+            console.print(escape(f"  {where}layer {layer.layer}, depth {layer.depth}: {text}"))
+    for problem in result.problems:
+        console.print(f"[bold red]{escape(problem)}[/]")
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _remarks(layer: LayerPrediction) -> list[str]:
+    """Where theory and measurement disagree, where nothing could be decided, and what is proved."""
+    worth = ("disagree", "undecided", "misses", "between do not", "depends on the input", "instead", "any attention")
+    return [f"{item.text} [{item.basis}]" for item in layer.verdict if any(word in item.text for word in worth)]
+
+
+def _theorem_table(stack: str, layers: Sequence[LayerPrediction]) -> Table:
+    """Infinite repetition: without and with the norms."""
+    table = _table()
+    table.title, table.title_justify = f"{stack + ': ' if stack else ''}repeated forever at this attention", "left"
+    for name in ("layer", "view", "rho_dc", "rho_ac", "exponent", "half-life", "rank", "residual", "regime"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer in layers:
+        for found in (layer.plain, layer.folded):
+            if found is not None:
+                table.add_row(*_theorem_cells(layer, found))
+    return table
+
+
+def _theorem_cells(layer: LayerPrediction, found: Asymptotic) -> list[str]:
+    error = "" if found.standard_error is None else f" ±{found.standard_error:.1g}"
+    bounds = f"{found.rho_ac:.3f}"
+    if found.regime == "undecided":
+        bounds = f"{found.rho_ac_low:.3g}..{found.rho_ac_high:.3g}"
+    colour = COLOURS.get(found.regime)
+    name = f"{layer.layer}" if layer.depth == layer.layer + 1 else f"{layer.layer} at {layer.depth}"
+    return [
+        name,
+        found.view,
+        f"{found.rho_dc:.3f}",
+        bounds,
+        "-" if found.exponent is None else f"{found.exponent:+.3f}{error}",
+        "-" if found.half_life is None else f"{found.half_life:.3g}",
+        "-" if found.limit_rank is None else f"{found.limit_rank:.2f}",
+        f"{found.residual:.0e}" if found.residual else "exact",
+        f"[{colour}]{found.regime}[/]" if colour else found.regime,
+    ]
+
+
+def _ladder_table(result: Prediction, stack: str, layers: Sequence[LayerPrediction]) -> Table:
+    """Rungs 0 to 5 beside what was measured."""
+    table = _table()
+    title = "change of log(HFC/LFC) across attention, from the theorem (rung 0) to the measurement; below 0 smooths"
+    table.title, table.title_justify = f"{stack + ': ' if stack else ''}{title}", "left"
+    names = [f"{rung.rung} {rung.name}" for rung in layers[0].rungs]
+    for name in ("layer", *names, "measured", "carried by", "token scale"):
+        table.add_column(name, justify="right")
+    for layer in layers:
+        error = "" if layer.measured_standard_error is None else f" ±{layer.measured_standard_error:.1g}"
+        scale = "-" if layer.scale is None else f"{layer.scale:.3g}"
+        spread = "" if layer.scale_spread is None else f" ±{layer.scale_spread:.0%}"
+        table.add_row(
+            str(layer.layer) if layer.depth == layer.layer + 1 else f"{layer.layer} at {layer.depth}",
+            *("-" if rung.mean is None else f"{rung.mean:+.3f}" for rung in layer.rungs),
+            "-" if layer.measured is None else f"{layer.measured:+.3f}{error}",
+            layer.carries or "-",
+            scale + spread,
+        )
+    rows = [item for item in result.agreements if item.stack == stack]
+    table.add_section()
+    for label, shown in (("sign right", "sign_agreement"), ("rank corr.", "rank_correlation")):
+        values = [getattr(item, shown) for item in rows]
+        cells = ["-" if value is None else f"{value:.0%}" if "sign" in label else f"{value:+.2f}" for value in values]
+        table.add_row(label, *cells, style="dim")
+    return table
+
+
+def _details(console: Console, result: Prediction, *, heads: bool) -> None:
+    """Heads, what-ifs and simulations, where they were asked for."""
+    if heads:
+        console.print(_rows_table("one head at a time", result.head_rows(), skip=("missing",)))
+    if any(layer.what_ifs for layer in result.layers):
+        console.print(_rows_table("what if", result.what_if_rows()))
+    if any(layer.simulation for layer in result.layers):
+        console.print(_rows_table("repeated at fixed attention, on the first sequence", result.simulation_rows()))
+
+
+def _rows_table(title: str, rows: Sequence[Row], skip: Sequence[str] = ()) -> Table:
+    table = _table()
+    table.title, table.title_justify = title, "left"
+    every = dict.fromkeys(name for row in rows for name in row if name not in skip)
+    names = [name for name in every if any(row.get(name) not in (None, "") for row in rows)]
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(escape(_cell(row.get(name))) for name in names))
+    return table
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, tuple):
+        real, imaginary = value
+        return f"{real:.3g}" if abs(imaginary) < 5e-4 else f"{real:.3g}±{imaginary:.2g}i"
+    return format_cell(value)

@@ -1,0 +1,278 @@
+"""Results as tables for the terminal and as CSV."""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from oversmooth.output.whole_files import write_whole
+from oversmooth.results import (
+    Attribution,
+    Control,
+    Inspection,
+    LayerInspection,
+    Measurement,
+    Row,
+    Spectrum,
+    Verification,
+    format_cell,
+)
+
+PIPE_WIDTH = 160
+"""Columns assumed where the output is not a terminal, so that a pipe or a file gets whole tables."""
+INSPECTION_COLUMNS = (
+    *("layer", "rho_dc", "at lambda", "Re(lambda)", "Re<0", "folded", "tendency", "norm weights", "asym", "|bias|"),
+)
+WIDE_COLUMNS = 2
+"""How many of the last columns need more than an 80-column terminal."""
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+def _table() -> Table:
+    """Light rules and tight columns: the widest table of a layer fits an 80-column terminal."""
+    return Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Rows as CSV; an existing file is replaced only by a whole new one."""
+
+    def write(partial: Path) -> None:
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
+            writer.writeheader()
+            writer.writerows(rows)
+
+    write_whole(path, write)
+
+
+def write_parquet(path: Path, result: Measurement) -> None:
+    """Rows as Parquet (needs pandas and pyarrow)."""
+    write_whole(path, result.to_pandas().to_parquet)
+
+
+def show_inspection(result: Inspection, *, heads: bool) -> None:
+    console = _console()
+    stack_names = {layer.stack for layer in result.layers}
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    for facts in result.stacks:
+        size = f"{facts.n_heads} heads of {facts.d_head}" if facts.n_heads else "heads unknown"
+        size += f", {facts.n_kv} value heads" if facts.n_kv != facts.n_heads else ""
+        blocks = f"{facts.blocks} layers"
+        if facts.blocks != facts.blocks_in_model:
+            blocks = f"{facts.blocks} of {facts.blocks_in_model} blocks (the others have no softmax attention)"
+        name = f"{facts.name}: " if facts.name else ""
+        console.print(
+            f"{escape(name)}{escape(facts.family)}, {blocks}, width {facts.d_model}, {size}, "
+            f"{facts.residual}-norm ({facts.norm})"
+        )
+    for part in result.missing:
+        console.print(escape(f"{part.field}: left out, {part.reason}"), style="bold red")
+    table = _table()
+    if len(stack_names) > 1:
+        table.add_column("stack")
+    shown = len(INSPECTION_COLUMNS) - (WIDE_COLUMNS if console.width < 92 else 0)
+    for name in INSPECTION_COLUMNS[:shown]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer in result.layers:
+        cells = _inspection_cells(layer)
+        table.add_row(*([escape(layer.stack)] if len(stack_names) > 1 else []), *cells[:shown])
+    console.print(table)
+    console.print(_legend(result), style="dim")
+    for layer in result.layers:
+        if layer.unreadable:
+            console.print(f"[bold red]layer {layer.layer} unreadable:[/] {escape(layer.unreadable)}")
+        elif layer.plain and layer.plain.is_defective:
+            console.print(f"layer {layer.layer}: H is not diagonalizable to working precision; fewer digits are exact")
+    if heads:
+        console.print(_head_table(result))
+
+
+def _inspection_cells(layer: LayerInspection) -> list[str]:
+    index = str(layer.layer) if len(layer.passes) == 1 else f"{layer.layer} (x{len(layer.passes)})"
+    plain = layer.plain
+    if plain is None:
+        return [index, *["-"] * 9]
+    low = min((norm.smallest for norm in layer.norms if norm.role.startswith("attn")), default=None)
+    high = max((norm.largest for norm in layer.norms if norm.role.startswith("attn")), default=None)
+    negative = max((norm.negative_share for norm in layer.norms if norm.role.startswith("attn")), default=0.0)
+    norms = (
+        "-" if low is None or high is None else f"{low:.2f}..{high:.2f}" + (f" {negative:.0%}<0" if negative else "")
+    )
+    return [
+        index,
+        f"{plain.rho_dc:.3f}",
+        _complex(plain),
+        f"{plain.min_real:.2f}..{plain.max_real:.2f}",
+        "-" if plain.negative_share is None else f"{plain.negative_share:.0%}",
+        "-" if layer.folded is None else f"{layer.folded.rho_dc:.3f}",
+        "-" if layer.tendency is None else f"{layer.tendency:+.3f}",
+        norms,
+        "-" if layer.asymmetry is None else f"{layer.asymmetry:.2f}",
+        "-" if layer.bias_norm is None else f"{layer.bias_norm:.2f}",
+    ]
+
+
+def _complex(spectrum: Spectrum) -> str:
+    real, imaginary = spectrum.dominating
+    return f"{real:.2f}" if abs(imaginary) < 5e-3 else f"{real:.2f}±{abs(imaginary):.2f}i"
+
+
+def _legend(result: Inspection) -> str:
+    known = [layer for layer in result.layers if layer.tendency is not None]
+    smoothing = sum(1 for layer in known if layer.tendency is not None and layer.tendency > 0)
+    folded = any(layer.folded for layer in result.layers)
+    which = "norm folded in, at unit token scale" if folded else "plain"
+    return (
+        f"tendency = log rho_dc ({which}): what attention that looks at all tokens equally would do; "
+        f"above 0 it smooths. {smoothing} of {len(known)} layers are above 0.\n"
+        "It is a tendency of the weights, not a verdict: real attention is not uniform, and biases, token scales and "
+        "the feed-forward act too."
+    )
+
+
+def _head_table(result: Inspection) -> Table:
+    table = _table()
+    rows = result.head_rows()
+    for name in rows[0] if rows else ():
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(escape(format_cell(value)) for value in row.values()))
+    return table
+
+
+def show_verification(result: Verification) -> None:
+    console = _console()
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    table = _table()
+    for name in ("stack", "layer", "error", "tokens"):
+        table.add_column(name, justify="right")
+    for layer in result.layers:
+        table.add_row(escape(layer.stack), str(layer.layer), f"{layer.error:.2e}", str(layer.tokens))
+    console.print(table)
+    word = "[bold green]fits[/]" if result.passed else "[bold red]does not fit[/]"
+    families = ", ".join(result.provenance.families)
+    console.print(
+        f"The declaration {families} {word} this model: largest relative error {result.largest_error:.2e} "
+        f"(allowed {result.tolerance:g}) in the equal-token identity."
+    )
+
+
+def show_measurement(result: Measurement) -> None:
+    console = _console()
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    data = result.data
+    partial = " (interrupted: partial)" if result.is_partial else ""
+    skipped = f", {data.skipped} skipped (fewer than two tokens)" if data.skipped else ""
+    prefix = "" if result.prefix_tokens == "none" else f", prefix tokens {result.prefix_tokens}"
+    console.print(
+        f"{data.sequences} sequences, {data.tokens} tokens of {escape(data.description)}{skipped}{prefix}{partial}"
+    )
+    for stack in dict.fromkeys(value.stack for value in result.values):
+        console.print(_measurement_table(result, stack))
+    for attribution in result.attributions:
+        console.print(_attribution_words(attribution))
+    for problem in result.problems:
+        console.print(f"[bold red]{escape(problem)}[/]")
+
+
+def _measurement_table(result: Measurement, stack: str) -> Table:
+    table = _table()
+    metrics = [name for name, _ in result.definitions]
+    changes = {
+        (part.depth, part.place): part.change
+        for item in result.attributions
+        for part in item.parts
+        if item.stack == stack
+    }
+    for name in (*([stack] if stack else []), "depth", "place", *metrics, "d log(HFC/LFC)"):
+        table.add_column(escape(name), justify="left" if name == "place" else "right", no_wrap=True)
+    rows: dict[tuple[int, str], dict[str, str]] = {}
+    for value in result.values:
+        if value.stack == stack:
+            error = "" if value.standard_error is None else f" ±{value.standard_error:.2g}"
+            cell = "-" if value.mean is None else f"{value.mean:.4g}{error}"
+            rows.setdefault((value.depth, value.place), {})[value.metric] = cell
+    for (depth, place), cells in rows.items():
+        change = changes.get((depth, place))
+        lead = [""] if stack else []
+        table.add_row(
+            *lead,
+            str(depth),
+            place,
+            *(cells.get(name, "-") for name in metrics),
+            "" if change is None else f"{change:+.3f}",
+        )
+    return table
+
+
+def _attribution_words(attribution: Attribution) -> str:
+    """Who smooths, in one sentence."""
+    shares = {
+        "attention": attribution.attention,
+        "cross-attention": attribution.cross_attention,
+        "feed-forward": attribution.feed_forward,
+        "norms": attribution.norms,
+        "other blocks": attribution.other,
+    }
+    parts = ", ".join(f"{name} {change:+.2f}" for name, change in shares.items() if change)
+    word = "smoother" if attribution.total < 0 else "sharper"
+    where = f"{attribution.stack}: " if attribution.stack else ""
+    return escape(
+        f"{where}features end {word} than they began: log(HFC/LFC) changes by {attribution.total:+.2f} = {parts}. "
+        "Below 0 smooths."
+    )
+
+
+def show_control(result: Control) -> None:
+    console = _console()
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    count = len(result.layers)
+    console.print(f"{escape(result.change)}, in {count} layer{'s' * (count != 1)}")
+    has_stacks = len({layer.stack for layer in result.layers}) > 1
+    table = _table()
+    names = ("layer", "H moved", "heads moved", "Re(lambda) before", "after", "rho_dc", "after", "bias moved", "signs")
+    for name in (*(["stack"] if has_stacks else []), *names):
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer in result.layers:
+        moves = [head.moved for head in layer.heads if head.moved is not None]
+        table.add_row(
+            *([escape(layer.stack)] if has_stacks else []),
+            str(layer.layer),
+            "-" if layer.moved is None else f"{layer.moved:.2f}",
+            f"{min(moves):.2f}..{max(moves):.2f}" if moves else "-",
+            f"{layer.before.min_real:.2f}..{layer.before.max_real:.2f}",
+            f"{layer.after.min_real:.2f}..{layer.after.max_real:.2f}",
+            f"{layer.before.rho_dc:.3f}",
+            f"{layer.after.rho_dc:.3f}",
+            "-" if layer.constant_moved is None else f"{layer.constant_moved:.2f}",
+            str(layer.norm_signs_changed) if layer.norm_signs_changed else "-",
+        )
+    console.print(table)
+    console.print(
+        "Moves are relative to the norm: 1 is as far as setting H to zero. bias moved: the vector that biases add to every "
+        "token; signs: norm weights whose sign changed.",
+        style="dim",
+    )
+    if result.out is not None:
+        console.print(f"Written to {escape(result.out)}", soft_wrap=True)
+
+
+def show_architectures(declared: Iterable[Row], refused: Mapping[str, str]) -> None:
+    console = _console()
+    table = _table()
+    for name in ("family", "model types", "residual", "norm", "attention"):
+        table.add_column(name)
+    for row in declared:
+        table.add_row(*(str(cell) for cell in row.values()))
+    console.print(table)
+    console.print("Composite models (CLIP, SigLIP, Gemma 3, LLaVA, ...) are analysed through their parts.\n\nRefused:")
+    for reason in dict.fromkeys(refused.values()):
+        console.print(f"  {', '.join(name for name in refused if refused[name] == reason)}: {reason}")

@@ -1,0 +1,1 @@
+"""What the theory says of each layer beside the measurement: `predict`."""

@@ -1,0 +1,204 @@
+"""What a prediction gathers while the model runs: every layer is sampled when its attention branch has been added.
+
+At that moment its attention maps, the stream before and the stream after are there; the theory turns them into numbers,
+and they are let go. The cost in memory is that of one layer's attention for one sequence, beside the forward pass.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from oversmooth.data.batches import Batch, keep_mask, prepare, run_checked
+from oversmooth.environment.threads import one_thread
+from oversmooth.measurement.metrics import measurable
+from oversmooth.models.hooks.attention_maps import AttentionMaps, Layer, attention_watched, unwatched
+from oversmooth.models.hooks.places import Place, observed, on_stream
+from oversmooth.models.live import quiet_eval
+from oversmooth.models.source import Stack
+from oversmooth.models.stores.module import ModuleStore
+from oversmooth.prediction.summary import guarantee, summarise
+from oversmooth.prediction.theory.depth import Depth, DepthGrowth
+from oversmooth.prediction.theory.layer import AttentionLayer
+from oversmooth.prediction.theory.sample import Changed, LayerSample, sample_layer
+from oversmooth.prediction.theory.what_if import WhatIf
+from oversmooth.prediction.verdicts import layer_verdict
+from oversmooth.results import Progress
+from oversmooth.results.prediction import LayerPrediction
+
+IDENTITY = {torch.float64: 1e-3, torch.float32: 1e-3}
+"""How far rung 5 may be from the measurement; in half precision, whose branches carry three digits, 0.1."""
+SMALL = 2**16
+"""Features (tokens x width) of one sequence up to which its many small products are faster without threads."""
+KEPT_WEIGHTS = 2e8
+"""Numbers in the value paths of all layers up to which they are kept between batches."""
+
+Key = tuple[str, int, int]
+"""Label of the stack, position of the block and depth of the pass."""
+
+
+@dataclass
+class PredictionRun:
+    """Everything one prediction accumulates; only plain numbers outlive a batch."""
+
+    model: nn.Module
+    store: ModuleStore
+    stacks: Mapping[str, Stack]
+    changes: Sequence[WhatIf]
+    solve: int
+    simulate: int
+    with_heads: bool
+    dtype: torch.dtype
+    seen: int = 0
+    tokens: int = 0
+    skipped: int = 0
+    hash: Any = field(default_factory=hashlib.sha256)
+    problems: dict[Key, str] = field(default_factory=dict)
+    maps_of: Callable[[Layer], AttentionMaps] = field(init=False)
+    _inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    _keep: dict[str, Bool[Tensor, "batch token"]] = field(default_factory=dict)
+    _stream: dict[str, Float[Tensor, "batch token d_model"]] = field(default_factory=dict)
+    _layers: dict[Layer, tuple[AttentionLayer, tuple[Changed, ...]]] = field(default_factory=dict)
+    _pending: dict[Key, list[LayerSample]] = field(default_factory=dict)
+    _samples: dict[Key, list[LayerSample]] = field(default_factory=dict)
+    _following: dict[tuple[str, int], Depth] = field(default_factory=dict)
+    growth: dict[str, list[DepthGrowth | None]] = field(default_factory=dict)
+
+    def begin(self, inputs: Mapping[str, Tensor]) -> None:
+        for name, value in sorted(inputs.items()):
+            self.hash.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            self.hash.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        self._inputs = inputs
+        for kept in (self._keep, self._stream, self._pending, self._following):
+            kept.clear()
+
+    def observe(self, place: Place, h: Float[Tensor, "batch token d_model"]) -> None:
+        """The stream has reached a place; after an attention branch, the layer is sampled."""
+        stack = self.stacks[place.stack]
+        if place.name == "attn_sum":
+            position = next(i for i, passes in enumerate(stack.passes) if place.depth - 1 in passes)
+            try:
+                with unwatched():
+                    self._sample(stack, position, place.depth, self._stream[place.stack], h)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                # Inside the model's forward pass it would be taken for a batch that the model cannot take.
+                raise AssertionError(f"the theory failed at depth {place.depth}: {error}") from error
+        self._stream[place.stack] = h
+
+    def _sample(self, stack: Stack, position: int, depth: int, before: Tensor, after: Tensor) -> None:
+        if stack.label not in self._keep:
+            self._keep[stack.label] = keep_mask(self.model, self._inputs, stack, after, 0)
+        keep = self._keep[stack.label]
+        maps = self.maps_of((stack.label, position))
+        layer, changes = self._layer(stack, position)
+        key = (stack.label, position, depth)
+        usable = measurable(keep).nonzero()[:, 0].tolist()
+        for order, sequence in enumerate(usable):
+            kept = keep[sequence]
+            x, y = (h[sequence, kept].to(self.dtype) for h in (before, after))
+            if not bool(torch.isfinite(x).all() & torch.isfinite(y).all()):
+                self._broken(key)
+                continue
+            is_solved = self.seen + order < self.solve
+            with one_thread(x.numel() <= SMALL):
+                sample, operator = sample_layer(
+                    layer,
+                    maps.of(sequence, kept, self.dtype),
+                    x,
+                    y,
+                    solve=is_solved,
+                    with_heads=self.with_heads,
+                    changes=changes,
+                    simulate_steps=self.simulate if self.seen + order == 0 else 0,
+                )
+                self._pending.setdefault(key, []).append(sample)
+                if is_solved:
+                    if (stack.label, sequence) not in self._following:
+                        self._following[stack.label, sequence] = Depth(x.shape[0], x.shape[1], x)
+                    self._following[stack.label, sequence].pass_through(operator)
+
+    def _broken(self, key: Key) -> None:
+        where = f"{key[0] + ', ' if key[0] else ''}depth {key[2]}"
+        self.problems.setdefault(key, f"NaN or infinity in the stream of a sequence at {where}; it was left out there")
+
+    def _layer(self, stack: Stack, position: int) -> tuple[AttentionLayer, tuple[Changed, ...]]:
+        key = (stack.label, position)
+        if key in self._layers:
+            return self._layers[key]
+        block = stack.names.blocks[position]
+        epsilon = {role: _epsilon(self.store.owner(names.weight)) for role, names in block.norms.items()}
+        layer = AttentionLayer(weights=stack.weights(position, self.store.read), epsilon=epsilon, dtype=self.dtype)
+        made = layer, tuple(Changed.of(change, layer) for change in self.changes)
+        if layer.weights.w_v.numel() * len(stack.names.blocks) * (1 + len(self.changes)) <= KEPT_WEIGHTS:
+            self._layers[key] = made
+        return made
+
+    def finish(self) -> None:
+        """Takes over what the batch gave, now that it is complete."""
+        keep = next(iter(self._keep.values()))
+        has_two = measurable(keep)
+        self.seen += int(has_two.sum())
+        self.skipped += int((~has_two).sum())
+        self.tokens += int(keep[has_two].sum())
+        for key, samples in self._pending.items():
+            self._samples.setdefault(key, []).extend(samples)
+        for (label, _), follow in self._following.items():
+            self.growth.setdefault(label, []).append(follow.growth())
+
+    # --- results ---
+
+    def layers(self) -> tuple[LayerPrediction, ...]:
+        found = []
+        for (label, position, depth), samples in self._samples.items():
+            if not any(sample.acting for sample in samples):
+                continue
+            stack = self.stacks[label]
+            layer, changes = self._layer(stack, position)
+            place = (label, stack.names.blocks[position].index, depth)
+            found.append(self._with_verdict(summarise(place, layer, samples, changes), layer))
+        return tuple(found)
+
+    def _with_verdict(self, found: LayerPrediction, layer: AttentionLayer) -> LayerPrediction:
+        tolerance = IDENTITY.get(next(self.model.parameters()).dtype, 0.1)
+        guaranteed = guarantee(layer, found.scale)
+        regime = "undecided" if found.identity_error > tolerance else found.regime
+        return replace(found, regime=regime, verdict=layer_verdict(found, guaranteed, tolerance))
+
+
+def _epsilon(norm: nn.Module) -> float:
+    """What a norm adds under its square root, under the names that libraries use for it."""
+    for name in ("eps", "variance_epsilon", "epsilon"):
+        value = getattr(norm, name, None)
+        if isinstance(value, float):
+            return value
+    return 0.0
+
+
+def follow(
+    run: PredictionRun, config: Mapping[str, Any], batches: Iterable[Batch], max_samples: int | None, progress: Progress
+) -> bool:
+    """Runs the model on the batches; whether it was interrupted."""
+    stacks = tuple(run.stacks.values())
+    with (
+        quiet_eval(run.model),
+        attention_watched(stacks, run.store) as run.maps_of,
+        observed(stacks, run.store, run.observe, lambda name, stack: on_stream(name, stack.arch.residual)) as restart,
+    ):
+        try:
+            for batch in batches:
+                remaining = None if max_samples is None else max_samples - run.seen
+                if remaining == 0:
+                    break
+                inputs = prepare(run.model, config, batch, remaining)
+                run.begin(inputs)
+                restart()
+                run_checked(run.model, inputs)
+                run.finish()
+                progress(run.seen, max_samples or 0)
+        except KeyboardInterrupt:
+            return True
+    return False

@@ -1,0 +1,148 @@
+"""`predict`: run a live model on batches; what the theory says about every layer, beside what is measured there."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from oversmooth.data.batches import Batch
+from oversmooth.errors import NoData, OutOfRange
+from oversmooth.measurement.running import LiveRun, open_run
+from oversmooth.models.provenance import provenance_of
+from oversmooth.models.source import Target
+from oversmooth.prediction.collecting import PredictionRun, follow
+from oversmooth.prediction.summary import mean_and_error
+from oversmooth.prediction.theory.depth import DepthGrowth
+from oversmooth.prediction.theory.what_if import what_if
+from oversmooth.prediction.verdicts import agreements, stack_verdict
+from oversmooth.results import DataFacts, Missing, Progress, no_progress
+from oversmooth.results.prediction import Agreement, DepthPrediction, LayerPrediction, Prediction, Statement
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+SOLVED = 4
+"""Sequences whose eigenvalue problems are solved unless asked otherwise: each costs about as much as fifty passes."""
+
+
+def predict(
+    target: Target,
+    batches: Iterable[Batch] | str | None = None,
+    *,
+    what_ifs: Sequence[str] = (),
+    simulate: int = 0,
+    solve: int = SOLVED,
+    heads: bool = True,
+    max_samples: int | None = None,
+    batch_size: int = 8,
+    max_tokens: int = 128,
+    dtype: str = "float32",
+    seed: int = 0,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress = no_progress,
+) -> Prediction:
+    """Exponents, regimes and the ladder of explanation for every layer, beside what is measured there.
+
+    Takes the same targets and batches as `measure`; prefix tokens always count, because attention sees them. The
+    eigenvalue problems are solved for the first `solve` sequences, the rest of the ladder for all. `what_ifs` are names
+    such as `no_skip`, `no_biases`, `scale:0.5`, `interval:-1,0`, `attnscale:0.3`; `simulate` iterates every layer so
+    many times on the first sequence. Ctrl-C returns what was found so far, marked partial.
+
+    >>> import torch, oversmooth as osm
+    >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    >>> found = osm.predict(model, [torch.randn(2, 10, 32)])
+    >>> [rung.name for rung in found.layers[0].rungs]
+    ['asymptotic', 'typical', 'features', 'coupling', 'biases', 'token scale']
+    """
+    if dtype not in DTYPES:
+        raise OutOfRange("dtype", dtype, " or ".join(DTYPES))
+    for name, value, least in (("solve", solve, 1), ("simulate", simulate, 0)):
+        if value < least:
+            raise OutOfRange(name, value, f"at least {least}")
+    changes = [what_if(text) for text in what_ifs]
+    live = open_run(
+        target,
+        batches,
+        "predict",
+        batch_size=batch_size,
+        max_tokens=max_tokens,
+        max_samples=max_samples,
+        seed=seed,
+        device=device,
+        trust_remote_code=trust_remote_code,
+    )
+    run = PredictionRun(
+        model=live.model,
+        store=live.store,
+        stacks={stack.label: stack for stack in live.stacks},
+        changes=changes,
+        solve=solve,
+        simulate=simulate,
+        with_heads=heads,
+        dtype=DTYPES[dtype],
+    )
+    is_partial = follow(run, live.config, live.batches, max_samples, progress)
+    if not run.seen:
+        raise NoData(live.description, run.skipped)
+    return _result(run, live, seed=seed, is_partial=is_partial)
+
+
+def _result(run: PredictionRun, live: LiveRun, *, seed: int, is_partial: bool) -> Prediction:
+    model_dtype, dtype = (str(kind).removeprefix("torch.") for kind in (next(run.model.parameters()).dtype, run.dtype))
+    precision = f"model {model_dtype}, theory {dtype}, eigenvalues float64"
+    layers = run.layers()
+    depths = tuple(_depth(label, found) for label, found in run.growth.items())
+    by_stack = {stack.label: [layer for layer in layers if layer.stack == stack.label] for stack in live.stacks}
+    found = {label: agreements(label, members) for label, members in by_stack.items() if members}
+    return Prediction(
+        provenance=provenance_of(live.source, live.stacks, live.hashed(), compute_dtype=precision, seed=seed),
+        data=DataFacts(
+            description=live.description,
+            sha256=run.hash.hexdigest(),
+            sequences=run.seen,
+            tokens=run.tokens,
+            skipped=run.skipped,
+        ),
+        is_partial=is_partial,
+        solved=min(run.solve, run.seen),
+        layers=layers,
+        agreements=tuple(item for items in found.values() for item in items),
+        depths=depths,
+        verdict=_verdict(by_stack, found, depths),
+        problems=tuple(run.problems.values()),
+    )
+
+
+def _verdict(
+    by_stack: Mapping[str, Sequence[LayerPrediction]],
+    found: Mapping[str, Sequence[Agreement]],
+    depths: Sequence[DepthPrediction],
+) -> tuple[Statement, ...]:
+    by_label = {depth.stack: depth for depth in depths}
+    return tuple(
+        statement
+        for label, items in found.items()
+        for statement in stack_verdict(label, by_stack[label], items, by_label.get(label))
+    )
+
+
+def _depth(label: str, found: Sequence[DepthGrowth | None]) -> DepthPrediction:
+    known = [growth for growth in found if growth is not None]
+    exponent, error, count = mean_and_error(growth.exponent for growth in known)
+    log_dc, _, _ = mean_and_error(growth.log_dc for growth in known)
+    log_ac, _, _ = mean_and_error(growth.log_ac for growth in known)
+    leading, _, _ = mean_and_error((growth.leading_ac - growth.leading_dc) / growth.layers for growth in known)
+    names = ("exponent", "log_growth_dc", "log_growth_ac", "leading_exponent") if not known else ()
+    missing = [Missing(field=name, reason="nothing is left of a part of the features") for name in names]
+    if error is None:
+        missing.append(Missing(field="standard_error", reason="fewer than two sequences were solved"))
+    return DepthPrediction(
+        stack=label,
+        layers=known[0].layers if known else 0,
+        sequences=count,
+        exponent=exponent,
+        standard_error=error,
+        log_growth_dc=log_dc,
+        log_growth_ac=log_ac,
+        leading_exponent=leading,
+        missing=tuple(missing),
+    )

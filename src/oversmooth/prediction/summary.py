@@ -1,0 +1,268 @@
+"""From what the theory said about each sequence to one `LayerPrediction`: means, standard errors, counts."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from oversmooth.prediction.theory.asymptotics import Asymptotics
+from oversmooth.prediction.theory.heads import certificate, channel_eigenvalues
+from oversmooth.prediction.theory.ladder import RUNGS, carrying_step, explaining_rung
+from oversmooth.prediction.theory.layer import AttentionLayer
+from oversmooth.prediction.theory.sample import Changed, ChangedSample, LayerSample
+from oversmooth.results import Missing
+from oversmooth.results.prediction import (
+    Asymptotic,
+    HeadPrediction,
+    LayerPrediction,
+    Rung,
+    SimulatedStep,
+    WhatIfPrediction,
+)
+
+NO_LOGARITHM = "a mean over tokens, or what differs between them, is zero"
+PARALLEL = 1.01
+"""Effective rank of the limit below which its tokens count as parallel."""
+
+
+def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, float | None, int]:
+    """Mean, standard error and count of the values that exist."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None, None, 0
+    mean = math.fsum(known) / len(known)
+    if len(known) < 2:
+        return mean, None, 1
+    variance = math.fsum((value - mean) ** 2 for value in known) / (len(known) - 1)
+    return mean, math.sqrt(variance / len(known)), len(known)
+
+
+def _mean(values: Iterable[float]) -> float:
+    found, _, _ = mean_and_error(values)
+    assert found is not None
+    return found
+
+
+def summarise(
+    place: tuple[str, int, int],
+    layer: AttentionLayer,
+    samples: Sequence[LayerSample],
+    changes: Sequence[Changed],
+) -> LayerPrediction:
+    """One pass through one layer; `place` is its stack, the index of its block and its depth."""
+    solved = [sample for sample in samples if sample.acting is not None]
+    rungs = _rungs([sample.rungs for sample in samples])
+    means = tuple(rung.mean for rung in rungs)
+    measured, error, _ = mean_and_error(sample.measured for sample in samples)
+    acting = "plain" if layer.branch is layer.plain else "folded"
+    plain = _asymptotic("plain", [sample.plain for sample in solved])
+    folded = _asymptotic("folded", [sample.folded for sample in solved]) if layer.folded is not None else None
+    differences = [
+        abs(sample.rungs[-1] - sample.measured)
+        for sample in samples
+        if sample.rungs[-1] is not None and sample.measured is not None
+    ]
+    scale, _, _ = mean_and_error(sample.scale for sample in samples)
+    spread, _, _ = mean_and_error(sample.scale_spread for sample in samples)
+    heads = _heads(layer, solved, scale or 1.0)
+    return LayerPrediction(
+        stack=place[0],
+        layer=place[1],
+        depth=place[2],
+        is_causal=all(sample.is_causal for sample in samples),
+        tokens=_mean(float(sample.tokens) for sample in samples),
+        regime=_regime(Counter(sample.acting.regime for sample in solved if sample.acting)),
+        acting=acting,
+        plain=plain,
+        folded=folded,
+        scale=scale,
+        scale_spread=spread,
+        rungs=rungs,
+        measured=measured,
+        measured_standard_error=error,
+        identity_error=max(differences, default=0.0),
+        carries=carrying_step(means),
+        explained_from=None if measured is None else explaining_rung(means, measured),
+        heads=heads,
+        what_ifs=_what_ifs(changes, samples),
+        simulation=_simulation(samples),
+        missing=_missing(layer, measured, error, heads, means),
+    )
+
+
+def _missing(
+    layer: AttentionLayer,
+    measured: float | None,
+    error: float | None,
+    heads: Sequence[HeadPrediction],
+    rungs: tuple[float | None, ...],
+) -> tuple[Missing, ...]:
+    found = []
+    if layer.folded is None:
+        found.append(Missing(field="folded", reason="the layer has neither norms nor gains"))
+    if layer.norm_before is None and layer.norm_on_branch is None:
+        found += [Missing(field=name, reason="no norm acts before the sum") for name in ("scale", "scale_spread")]
+    if measured is None:
+        found += [Missing(field=name, reason=NO_LOGARITHM) for name in ("measured", "explained_from")]
+    elif explaining_rung(rungs, measured) is None:
+        found.append(Missing(field="explained_from", reason="not even the last rung has the sign of the measurement"))
+    if error is None:
+        found.append(Missing(field="measured_standard_error", reason="fewer than two sequences have a value"))
+    if carrying_step(rungs) is None:
+        found.append(Missing(field="carries", reason="a rung has no value"))
+    if not heads:
+        found.append(Missing(field="heads", reason="not asked for, or the sequences are too long"))
+    return tuple(found)
+
+
+def guarantee(layer: AttentionLayer, scale: float | None) -> str | None:
+    """smoothing or sharpening where the weights alone decide, for any attention; otherwise `None`."""
+    values = channel_eigenvalues(layer.branch, scale or 1.0)
+    found = None if values is None else certificate(values, 0.0)
+    return found.regime if found else None
+
+
+def _rungs(samples: Sequence[tuple[float | None, ...]]) -> tuple[Rung, ...]:
+    rungs = []
+    for index, name in enumerate(RUNGS):
+        mean, error, count = mean_and_error(sample[index] for sample in samples)
+        missing = [Missing(field="mean", reason=NO_LOGARITHM)] if mean is None else []
+        if error is None:
+            missing.append(Missing(field="standard_error", reason="fewer than two sequences have a value"))
+        rungs.append(
+            Rung(rung=index, name=name, mean=mean, standard_error=error, sequences=count, missing=tuple(missing))
+        )
+    return tuple(rungs)
+
+
+def _regime(counts: Counter[str]) -> str:
+    """The regime of all sequences; one that is not decided leaves the layer undecided, two that differ mix."""
+    if counts["undecided"] or not counts:
+        return "undecided"
+    return next(iter(counts)) if len(counts) == 1 else "mixed"
+
+
+def _asymptotic(view: str, solved: Sequence[Asymptotics | None]) -> Asymptotic:
+    known = [found for found in solved if found is not None]
+    assert known, "the first sequence is always solved"
+    exponent, error, _ = mean_and_error(found.exponent for found in known)
+    counts: Counter[str] = Counter(found.regime for found in known)
+    regime = _regime(counts)
+    ranks, _, _ = mean_and_error(found.limit_rank for found in known)
+    missing = []
+    if exponent is None:
+        missing.append(Missing(field="exponent", reason="rho_dc or rho_ac is zero"))
+    if error is None:
+        missing.append(Missing(field="standard_error", reason="fewer than two sequences were solved"))
+    is_flat = not exponent or regime == "neutral"
+    if is_flat:
+        missing.append(Missing(field="half_life", reason="HFC/LFC neither falls nor grows"))
+    if ranks is None:
+        reason = "the limit was not computed: attention is causal, neither part dominates, or many directions tie"
+        missing += [Missing(field=name, reason=reason) for name in ("limit_rank", "angle_convergence")]
+    return Asymptotic(
+        view=view,
+        rho_dc=_mean(found.dc.value for found in known),
+        rho_ac=_mean(found.ac.value for found in known),
+        rho_ac_low=_mean(found.ac.low for found in known),
+        rho_ac_high=_mean(found.ac.high for found in known),
+        exponent=exponent,
+        standard_error=error,
+        half_life=None if is_flat or exponent is None else math.log(2) / abs(exponent),
+        regime=regime,
+        sequences=len(known),
+        smoothing=counts["smoothing"],
+        sharpening=counts["sharpening"],
+        neutral=counts["neutral"],
+        undecided=counts["undecided"],
+        dimension=_mean(float(found.dimension) for found in known),
+        limit_rank=ranks,
+        angle_convergence=None if ranks is None else ranks < PARALLEL,
+        is_absolute=all(found.is_absolute for found in known),
+        route=" and ".join(sorted({found.ac.route for found in known})),
+        residual=max(found.ac.residual for found in known),
+        applications=_mean(float(found.ac.applications) for found in known),
+        missing=tuple(missing),
+    )
+
+
+def _heads(layer: AttentionLayer, solved: Sequence[LayerSample], scale: float) -> tuple[HeadPrediction, ...]:
+    samples = [sample for sample in solved if sample.heads]
+    if not samples:
+        return ()
+    eigenvalues = layer.branch.head_eigenvalues / scale
+    return tuple(_head(head, samples, eigenvalues[head]) for head in range(len(samples[0].heads)))
+
+
+def _head(head: int, samples: Sequence[LayerSample], eigenvalues) -> HeadPrediction:  # type: ignore[no-untyped-def]
+    theorems = [sample.heads[head] for sample in samples]
+    tau = max(sample.dobrushin[head] for sample in samples)
+    certified = certificate(eigenvalues, tau)
+    logarithms = [
+        math.log(found.rho_ac) - math.log(found.rho_dc) if found.rho_ac > 0 and found.rho_dc > 0 else None
+        for found in theorems
+    ]
+    exponent, _, _ = mean_and_error(logarithms)
+    missing = []
+    if exponent is None:
+        missing.append(Missing(field="exponent", reason="rho_dc or rho_ac is zero"))
+    if certified is None:
+        reason = "its eigenvalues have both signs, are complex, zero or below -1"
+        missing.append(Missing(field="certified_rate", reason=reason))
+    return HeadPrediction(
+        head=head,
+        rho_dc=_mean(found.rho_dc for found in theorems),
+        rho_ac=_mean(found.rho_ac for found in theorems),
+        exponent=exponent,
+        smoothing_share=sum(found.is_smoothing for found in theorems) / len(theorems),
+        value_eigenvalue=_complex_mean([found.value_eigenvalue for found in theorems]),
+        attention_eigenvalue=_complex_mean([found.attention_eigenvalue for found in theorems]),
+        dobrushin=tau,
+        certificate=certified.regime if certified else "",
+        certified_rate=certified.rate if certified else None,
+        missing=tuple(missing),
+    )
+
+
+def _complex_mean(values: Sequence[complex]) -> tuple[float, float]:
+    """Mean real part and mean size of the imaginary part, whose sign means nothing in a conjugate pair."""
+    return _mean(value.real for value in values), _mean(abs(value.imag) for value in values)
+
+
+def _what_ifs(changes: Sequence[Changed], samples: Sequence[LayerSample]) -> tuple[WhatIfPrediction, ...]:
+    found, position = [], 0
+    for changed in changes:
+        if changed.layer is None:
+            found.append(WhatIfPrediction(name=changed.change.name, not_applicable=changed.why_not))
+            continue
+        found.append(_what_if(changed.change.name, [sample.changes[position] for sample in samples]))
+        position += 1
+    return tuple(found)
+
+
+def _what_if(name: str, samples: Sequence[ChangedSample]) -> WhatIfPrediction:
+    solved = [sample.solved for sample in samples if sample.solved is not None]
+    return WhatIfPrediction(
+        name=name,
+        not_applicable=None,
+        rho_dc=_mean(found.dc.value for found in solved),
+        rho_ac=_mean(found.ac.value for found in solved),
+        regime=_regime(Counter(found.regime for found in solved)),
+        rungs=_rungs([sample.rungs for sample in samples]),
+    )
+
+
+def _simulation(samples: Sequence[LayerSample]) -> tuple[SimulatedStep, ...]:
+    steps = next((sample.simulation for sample in samples if sample.simulation), ())
+    names = ("cosine", "cosine_abs", "hfc_lfc", "effective_rank")
+    return tuple(
+        SimulatedStep(
+            step=step.step,
+            **dict(zip(names, step.values, strict=True)),
+            missing=tuple(
+                Missing(field=name, reason="the metric has no value here")
+                for name, value in zip(names, step.values, strict=True)
+                if value is None
+            ),
+        )
+        for step in steps
+    )

@@ -1,0 +1,237 @@
+"""One attention layer at fixed attention, as the linear operator that the theorems speak of.
+
+    T(X) = (skip X + sum_h A_h X H_h / scale) N          X (token, d_model), tokens are rows, H_h = W_V^h W_O^h
+
+`ValuePath` holds the weights, with norms and gains folded in or not, at unit token scale; it belongs to a layer and
+keeps what is needed again for every sequence. `LayerOperator` adds the attention and the token scale of one sequence. N
+is the norm after the sum in post-norm blocks, without its common scale, which drops out of every exponent.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Complex, Float
+from torch import Tensor
+
+from oversmooth.models.declaration import AttentionWeights
+from oversmooth.spectra.spectrum import ValueMap
+
+View = Literal["plain", "branch", "folded"]
+"""`plain`: value and output weights alone. `branch`: with every norm and gain that acts on the attention branch.
+`folded`: with the norm after the sum too, in post-norm blocks; elsewhere the same as `branch`."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ValuePath:
+    """The value path of one layer at unit token scale: `X H_h = X W_V^h W_O^h`, and what follows the sum."""
+
+    w_v: Float[Tensor, "kv d_head d_model"]
+    w_o: Float[Tensor, "d_model head d_head"]
+    after_weight: Float[Tensor, " d_model"] | None = None
+    """Weight of a norm after the sum; `None` where there is none."""
+    after_centres: bool = False
+    """Whether that norm takes the feature mean off (LayerNorm)."""
+
+    @property
+    def d_model(self) -> int:
+        return self.w_o.shape[0]
+
+    @property
+    def n_heads(self) -> int:
+        return self.w_o.shape[1]
+
+    @property
+    def n_kv(self) -> int:
+        return self.w_v.shape[0]
+
+    @property
+    def d_head(self) -> int:
+        return self.w_v.shape[1]
+
+    @property
+    def channels(self) -> int:
+        """Value channels K = n_kv d_head: the rank of H is at most this."""
+        return self.n_kv * self.d_head
+
+    @property
+    def is_reducible(self) -> bool:
+        """Whether the branch can be followed in its K value channels instead of the d_model features.
+
+        Not with a norm after the sum, which acts on the skip connection too, nor with more channels than features,
+        where eigenvalues of zero would appear that the layer does not have.
+        """
+        return self.after_weight is None and self.channels <= self.d_model
+
+    @property
+    def idle_features(self) -> int:
+        """Features in no value channel: so often is zero an eigenvalue of H, whatever the attention."""
+        return max(self.d_model - self.channels, 0) if self.after_weight is None else 0
+
+    def after(self, x: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_model"]:
+        """The linear part of the norm after the sum, without its scale."""
+        if self.after_weight is None:
+            return x
+        return (x - x.mean(-1, keepdim=True) if self.after_centres else x) * self.after_weight
+
+    @cached_property
+    def value_rows(self) -> Float[Tensor, "channel d_model"]:
+        return self.w_v.flatten(0, 1).contiguous()
+
+    @cached_property
+    def output_rows(self) -> Float[Tensor, "inner d_model"]:
+        """`W_O` of all heads below one another, in the row convention."""
+        return self.w_o.flatten(1).T.contiguous()
+
+    @cached_property
+    def core(self) -> Float[Tensor, "inner channel"]:
+        """`W_O W_V` in the row convention: from the mixed channels of every head to the value channels."""
+        return self.output_rows @ self.value_rows.T
+
+    @cached_property
+    def head_traces(self) -> Float[Tensor, " head"]:
+        """`tr(H_h)`."""
+        by_head = self.core.unflatten(0, (self.n_heads, self.d_head)).unflatten(-1, (self.n_kv, self.d_head))
+        own = by_head[torch.arange(self.n_heads), :, self.value_head]
+        return own.diagonal(dim1=1, dim2=2).sum(-1)
+
+    @cached_property
+    def head_gram(self) -> Float[Tensor, "head head"]:
+        """`tr(H_h^T H_k)` for every pair of heads, from `d_head x d_head` matrices."""
+        outputs = (self.output_rows @ self.output_rows.T).unflatten(0, (self.n_heads, self.d_head))
+        outputs = outputs.unflatten(-1, (self.n_heads, self.d_head))
+        values = (self.value_rows @ self.value_rows.T).unflatten(0, (self.n_kv, self.d_head))
+        values = values.unflatten(-1, (self.n_kv, self.d_head))
+        mine = values[self.value_head][:, :, self.value_head]
+        return torch.einsum("hikj,hikj->hk", outputs, mine)
+
+    @property
+    def value_head(self) -> Tensor:
+        """The value head that each head reads."""
+        return torch.arange(self.n_heads) // (self.n_heads // self.n_kv)
+
+    @cached_property
+    def head_eigenvalues(self) -> Complex[Tensor, "head core"]:
+        """Eigenvalues of every head's own `H_h` that its shape does not force to zero."""
+        if self.d_head > self.d_model:
+            whole = self.w_v[self.value_head].mT @ self.output_rows.unflatten(0, (self.n_heads, self.d_head))
+            return torch.linalg.eigvals(whole.cpu().double())
+        by_head = self.core.unflatten(0, (self.n_heads, self.d_head)).unflatten(-1, (self.n_kv, self.d_head))
+        return torch.linalg.eigvals(by_head[torch.arange(self.n_heads), :, self.value_head].cpu().double())
+
+    @cached_property
+    def head_norms(self) -> Float[Tensor, " head"]:
+        """The largest singular value of every `H_h`, from `d_head x d_head` matrices."""
+        outputs = self.output_rows.unflatten(0, (self.n_heads, self.d_head)).cpu().double()
+        values = self.w_v.cpu().double()[self.value_head]
+        squares = torch.linalg.eigvals((outputs @ outputs.mT) @ (values @ values.mT)).real.amax(-1)
+        return squares.clamp(min=0).sqrt().to(self.w_v)
+
+    @property
+    def after_norm(self) -> float:
+        """Upper bound of what the norm after the sum stretches."""
+        return 1.0 if self.after_weight is None else self.after_weight.abs().max().item()
+
+    @cached_property
+    def dc_core(self) -> Float[Tensor, "core core"]:
+        """The smallest matrix with the nonzero eigenvalues of H, for attention whose rows sum to one."""
+        ones = torch.ones(self.n_heads, dtype=self.w_v.dtype, device=self.w_v.device)
+        return self.dc_map(ones).core.cpu().double()
+
+    @cached_property
+    def dc_eigenvalues(self) -> Complex[Tensor, " core"]:
+        """All eigenvalues of `dc_core`."""
+        return torch.linalg.eigvals(self.dc_core)
+
+    def dc_map(self, row_sums: Float[Tensor, " head"]) -> ValueMap:
+        """The map H that acts on what all tokens share, heads weighted by what the rows of their attention sum to."""
+        weighted = self.w_o * row_sums[:, None]
+        shared = weighted.unflatten(1, (self.n_kv, self.n_heads // self.n_kv)).sum(2)
+        return ValueMap(left=shared.flatten(1), right=self.value_rows)
+
+
+def value_path(weights: AttentionWeights, view: View, dtype: torch.dtype = torch.float32) -> ValuePath:
+    """The value path of a layer in one of three views, at unit token scale.
+
+    In the row convention, G a norm's weight, C the centring of a LayerNorm and g the gain of the branch: a norm before
+    attention gives `C G W_V`, a norm on the branch and the gain `W_O C G g`, a norm after the sum N = `C G`.
+    """
+    w_v, w_o = weights.w_v.to(dtype), weights.w_o.to(dtype)
+    if view == "plain":
+        return ValuePath(w_v=w_v, w_o=w_o)
+    norm, branch = weights.norms.get("attn_norm"), weights.norms.get("attn_branch_norm")
+    is_after = weights.residual == "post"
+    if norm is not None and not is_after:
+        w_v = w_v * norm.weight.to(w_v)
+        w_v = w_v - w_v.mean(-1, keepdim=True) if norm.kind == "layer" else w_v
+    if branch is not None:
+        w_o = w_o - w_o.mean(0) if branch.kind == "layer" else w_o
+        w_o = branch.weight.to(w_o)[:, None, None] * w_o
+    if weights.gain is not None:
+        w_o = weights.gain.to(w_o)[:, None, None] * w_o
+    if norm is None or not is_after or view == "branch":
+        return ValuePath(w_v=w_v, w_o=w_o)
+    return ValuePath(w_v=w_v, w_o=w_o, after_weight=norm.weight.to(w_v), after_centres=norm.kind == "layer")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LayerOperator:
+    """T of one layer on one sequence; its attention need not be a softmax, but each head's rows sum to one number."""
+
+    path: ValuePath
+    attention: Float[Tensor, "head token token"]
+    scale: float = 1.0
+    """Common token scale of the norms that are folded in: H is divided by it."""
+    skip: float = 1.0
+
+    @property
+    def tokens(self) -> int:
+        return self.attention.shape[-1]
+
+    @cached_property
+    def row_sums(self) -> Float[Tensor, " head"]:
+        """What the rows of each head's attention sum to: one for softmax."""
+        return self.attention.sum(-1).mean(-1)
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether no token sees a later one."""
+        return self.tokens > 1 and not bool(torch.triu(self.attention, diagonal=1).any())
+
+    @cached_property
+    def diagonals(self) -> Float[Tensor, "token head"]:
+        return self.attention.diagonal(dim1=1, dim2=2).T.contiguous()
+
+    def branch(self, x: Float[Tensor, "... token d_model"]) -> Float[Tensor, "... token d_model"]:
+        """`sum_h A_h X H_h / scale`."""
+        return self.mixed(x @ self.path.value_rows.T) @ self.path.output_rows / self.scale
+
+    def mixed(self, z: Float[Tensor, "... token channel"]) -> Float[Tensor, "... token inner"]:
+        """The value channels of every head mixed by its attention; the products of all heads in one."""
+        path, n = self.path, self.tokens
+        group = path.n_heads // path.n_kv
+        values = z.unflatten(-1, (path.n_kv, path.d_head)).transpose(-3, -2)
+        grouped = self.attention.reshape(path.n_kv, group * n, n)
+        heads = (grouped @ values).unflatten(-2, (group, n)).flatten(-4, -3)
+        return heads.transpose(-3, -2).flatten(-2)
+
+    def apply(self, x: Float[Tensor, "... token d_model"]) -> Float[Tensor, "... token d_model"]:
+        """T(X)."""
+        return self.path.after(self.skip * x + self.branch(x))
+
+    def centred(self, x: Float[Tensor, "... token d_model"]) -> Float[Tensor, "... token d_model"]:
+        """`P T(X)`, on centred X: the block of T that maps AC to AC."""
+        return centre(self.apply(x))
+
+    def reduced(self, z: Float[Tensor, "token channel"]) -> Float[Tensor, "token channel"]:
+        """The branch at unit scale followed in its value channels, `P sum_h A_h Z (W_O W_V)_h`.
+
+        For maps V and O, `O A V` and `V O A` have the same nonzero eigenvalues; this one costs half as much.
+        """
+        return centre(self.mixed(z) @ self.path.core)
+
+
+def centre(x: Float[Tensor, "... token d"]) -> Float[Tensor, "... token d"]:
+    """`P X`: takes the mean over tokens off."""
+    return x - x.mean(-2, keepdim=True)

@@ -1,0 +1,1 @@
+"""Weights -> eigenvalues: the value map, its spectrum, and `inspect`."""

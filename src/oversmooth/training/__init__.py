@@ -1,0 +1,1 @@
+"""Models that train: the monitor, the recipes, and the paper's claims."""

@@ -1,0 +1,131 @@
+"""The official metrics of SuperGLUE, from examples and what was predicted for them."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import sqrt
+
+import numpy
+from numpy.typing import NDArray
+
+from oversmooth.training.recipes.language.superglue.tasks import MAIN, Example, Task
+
+Scores = NDArray[numpy.floating]
+"""(example, output): the larger, the likelier; of COPA one column per choice."""
+
+
+def predicted(scores: Scores) -> list[int]:
+    """The likeliest label or choice of every example."""
+    return [int(i) for i in scores.argmax(1)]
+
+
+def scored(task: Task, examples: Sequence[Example], scores: Scores) -> dict[str, float]:
+    """The metrics of a task; AX-g has the share of minimal pairs that are answered alike as well."""
+    golds = [example.label for example in examples]
+    assert None not in golds, "only labelled sets have a score"
+    labels = [int(gold) for gold in golds if gold is not None]
+    guesses = predicted(scores)
+    if task.name == "record":
+        return record_scores(examples, chosen_entities(examples, scores))
+    if task.name == "multirc":
+        groups = [example.group for example in examples]
+        return {"f1a": f1(labels, guesses, positive=1), "em": exact_groups(labels, guesses, groups)}
+    if task.name == "axb":
+        return {"matthews": matthews(labels, guesses)}
+    found = {"accuracy": accuracy(labels, guesses)}
+    if task.name == "cb":
+        found["macro_f1"] = macro_f1(labels, guesses)
+    if task.name == "axg":
+        found["gender_parity"] = parity(guesses, [example.pair for example in examples])
+    return found
+
+
+def task_score(task: Task, metrics: Mapping[str, float]) -> float:
+    """One number per task: its metric, or the mean of its two."""
+    return sum(metrics[name] for name in task.metrics) / len(task.metrics)
+
+
+def overall(scores: Mapping[str, float]) -> float | None:
+    """Mean over the eight tasks; `None` unless all of them are there, since other means cannot be compared with it."""
+    return sum(scores[name] for name in MAIN) / len(MAIN) if set(MAIN) <= set(scores) else None
+
+
+# --- labels ---------------------------------------------------------------------------------------------------------
+
+
+def accuracy(golds: Sequence[int], guesses: Sequence[int]) -> float:
+    return sum(a == b for a, b in zip(golds, guesses, strict=True)) / len(golds)
+
+
+def f1(golds: Sequence[int], guesses: Sequence[int], positive: int) -> float:
+    """`2 TP / (2 TP + FP + FN)` of one label; 0 where it is neither there nor guessed."""
+    hits = sum(a == b == positive for a, b in zip(golds, guesses, strict=True))
+    total = sum(a == positive for a in golds) + sum(b == positive for b in guesses)
+    return 2 * hits / total if total else 0.0
+
+
+def macro_f1(golds: Sequence[int], guesses: Sequence[int]) -> float:
+    """Mean of the F1 of every label that is there or guessed, each of equal weight."""
+    labels = sorted(set(golds) | set(guesses))
+    return sum(f1(golds, guesses, label) for label in labels) / len(labels)
+
+
+def exact_groups(golds: Sequence[int], guesses: Sequence[int], groups: Sequence[tuple[int, ...]]) -> float:
+    """Share of questions of which every answer is judged rightly."""
+    is_right: dict[tuple[int, ...], bool] = {}
+    for a, b, group in zip(golds, guesses, groups, strict=True):
+        is_right[group] = is_right.get(group, True) and a == b
+    return sum(is_right.values()) / len(is_right)
+
+
+def matthews(golds: Sequence[int], guesses: Sequence[int]) -> float:
+    """Correlation of two binary labels, in [-1, 1]; 0 where one of them never changes."""
+    pairs = Counter(zip(golds, guesses, strict=True))
+    tp, tn, fp, fn = pairs[1, 1], pairs[0, 0], pairs[0, 1], pairs[1, 0]
+    below = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
+    return (tp * tn - fp * fn) / sqrt(below) if below else 0.0
+
+
+def parity(guesses: Sequence[int], pairs: Sequence[int]) -> float:
+    """Share of minimal pairs, which differ in the gender of one pronoun only, that get the same answer."""
+    by_pair: dict[int, set[int]] = {}
+    for guess, pair in zip(guesses, pairs, strict=True):
+        by_pair.setdefault(pair, set()).add(guess)
+    return sum(len(answers) == 1 for answers in by_pair.values()) / len(by_pair)
+
+
+# --- entities -------------------------------------------------------------------------------------------------------
+
+
+def chosen_entities(examples: Sequence[Example], scores: Scores) -> dict[tuple[int, ...], str]:
+    """Of every question of ReCoRD the entity that fits best: the largest margin of true over false, the first of equals."""
+    margins = scores[:, 1] - scores[:, 0]
+    best: dict[tuple[int, ...], tuple[float, str]] = {}
+    for example, margin in zip(examples, margins.tolist(), strict=True):
+        if example.group not in best or margin > best[example.group][0]:
+            best[example.group] = (margin, example.text)
+    return {group: text for group, (_, text) in best.items()}
+
+
+def record_scores(examples: Sequence[Example], chosen: Mapping[tuple[int, ...], str]) -> dict[str, float]:
+    """Mean over questions of the best agreement with any right entity, by words and as a whole."""
+    golds = {example.group: example.golds for example in examples}
+    pairs = [(chosen[group], golds[group]) for group in chosen]
+    return {
+        "f1": sum(max(word_f1(guess, gold) for gold in right) for guess, right in pairs) / len(pairs),
+        "em": sum(any(plain(guess) == plain(gold) for gold in right) for guess, right in pairs) / len(pairs),
+    }
+
+
+def plain(text: str) -> str:
+    """Lower case without punctuation, articles and extra spaces, as SQuAD's script compares answers."""
+    bare = "".join(character for character in text.lower() if character not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+
+
+def word_f1(guess: str, gold: str) -> float:
+    """F1 of the words of two answers, counted with repetition."""
+    ours, theirs = plain(guess).split(), plain(gold).split()
+    shared = sum((Counter(ours) & Counter(theirs)).values())
+    return 2 * shared / (len(ours) + len(theirs)) if shared else 0.0

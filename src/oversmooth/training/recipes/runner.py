@@ -1,0 +1,294 @@
+"""`run`: a job on the Hugging Face Trainer, from a seed to an ordinary checkpoint; the only place where models train.
+
+OUT/manifest.json       recipe, overrides, seed, splits, versions, hardware, commit, cost, results
+OUT/metrics.jsonl       loss, rate, evaluations and smoothing over steps (`oversmooth report --run`)
+OUT/checkpoints/        to resume from; each is whole or absent
+OUT/model/              ordinary weights (with an average of weights: OUT/model-average/ too)
+OUT/analysis.json       the final Analysis (`oversmooth report OUT/analysis.json`)
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from oversmooth.analysis import analyze
+from oversmooth.environment.torchvision import ensure_torchvision
+from oversmooth.errors import CannotControl, CannotResume, NotWritable, OutOfRange, OversmoothError, TrainingStopped
+from oversmooth.output.whole_files import folder_whole, make_folder, require_free, write_whole
+from oversmooth.results import Analysis, Progress, no_progress
+from oversmooth.training.callback import smoothing_callback
+from oversmooth.training.recipes.job import Job, Numbers
+from oversmooth.training.recipes.manifest import Manifest, first_difference, new_session, read_manifest
+from oversmooth.training.recipes.trainer import checkpoints, cut_metrics, recipe_trainer, run_callback, words_of
+from oversmooth.training.recipes.variants import ordinary, put_on, require_variant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the user asked for, beside the recipe."""
+
+    name: str
+    """Of the recipe."""
+    out: Path
+    variant: str = "vanilla"
+    seed: int = 0
+    fraction: float = 1.0
+    overrides: Sequence[str] = ()
+    resume: bool = False
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A finished run; in other processes than the first only `results` are complete."""
+
+    manifest: Manifest
+    results: Numbers
+    analysis: Analysis | None
+
+
+def is_first_process() -> bool:
+    """Whether this is the process that writes; before torch.distributed is set up."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def process_group_ends() -> Iterator[None]:
+    """Ends torch.distributed with the command: threads of its own abort the process if the interpreter ends first.
+
+    Not after an error: other processes may be in the middle of an exchange, and the end would wait for them.
+    """
+    yield
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def require_place(asked: Asked) -> None:
+    """Refuses a folder that holds another run, before data are loaded."""
+    require_variant(asked.variant)
+    if not is_first_process() or (asked.resume and _has_begun(asked.out)):
+        return
+    try:
+        require_free(asked.out)
+    except NotWritable as error:
+        if (asked.out / "manifest.json").is_file():
+            reason, advice = "it holds a run already", "Continue that run with --resume, or give a new folder."
+            raise NotWritable(str(asked.out), reason, advice) from error
+        raise
+
+
+def _has_begun(out: Path) -> bool:
+    """Whether a run was here, be it one that was killed while it wrote its first file."""
+    names = [entry.name for entry in out.iterdir()] if out.is_dir() else []
+    return "manifest.json" in names or (bool(names) and all(name.endswith(".partial") for name in names))
+
+
+def run(job: Job, asked: Asked, progress: Progress = no_progress) -> Run:
+    """Trains, evaluates, bakes, analyses and writes; resumes from the last whole checkpoint where that is asked for."""
+    arguments = _training_arguments(job, asked)
+    torch.manual_seed(asked.seed)
+    model = job.build()
+    options = job.recipe.variant
+    put_on(model, asked.variant, seed=asked.seed, basis=options.basis, positive_norms=options.positive_norms)
+    with arguments.main_process_first(local=False, desc="preparing the folder"):
+        manifest, last = _manifest(job, asked)
+    if manifest.finished:
+        return Run(manifest=manifest, results=manifest.results, analysis=None)
+    metrics = asked.out / "metrics.jsonl"
+    if arguments.process_index == 0:
+        manifest.sessions.append(new_session(last or 0, arguments.world_size))
+        manifest.write(asked.out)
+        cut_metrics(metrics, last or 0)
+        if job.preview is not None and last is None:
+            job.preview(asked.out)
+    trainer = _trainer(job, model, arguments, metrics, progress)
+    torch.manual_seed(asked.seed + 1_000_003 * arguments.process_index)  # other drop-path draws in every process
+    began = time.perf_counter()
+    _train(trainer, last)
+    seconds = time.perf_counter() - began
+    results = _evaluated(job, trainer)
+    if arguments.process_index == 0:
+        analysis = _written(job, asked, trainer)
+        _finish(manifest, job, trainer, seconds, results)
+        manifest.write(asked.out)
+    trainer.accelerator.wait_for_everyone()
+    return Run(manifest=manifest, results=results, analysis=analysis if arguments.process_index == 0 else None)
+
+
+# --- before ---------------------------------------------------------------------------------------------------------
+
+
+def _training_arguments(job: Job, asked: Asked) -> Any:
+    ensure_torchvision()
+    from transformers import TrainingArguments
+
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    hardware, rhythm, has_gpu = job.recipe.hardware, job.rhythm, torch.cuda.is_available()
+    micro, parts = parts_of_a_batch(job.batch, processes, hardware.micro_batch)
+    ours: dict[str, Any] = {
+        "output_dir": str(asked.out / "checkpoints"),
+        "max_steps": job.steps,
+        "per_device_train_batch_size": micro,
+        "per_device_eval_batch_size": micro,
+        "gradient_accumulation_steps": parts,
+        "max_grad_norm": job.recipe.optimizer.clip_norm,
+        "learning_rate": job.recipe.optimizer.learning_rate,
+        "logging_steps": rhythm.log,
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "no" if job.evaluate is None else "steps",
+        "eval_steps": rhythm.evaluate,
+        "save_strategy": "steps",
+        "save_steps": rhythm.save,
+        "seed": asked.seed,
+        "bf16": hardware.precision == "bfloat16",
+        "fp16": hardware.precision == "float16",
+        "use_cpu": not has_gpu,
+        "dataloader_drop_last": True,
+        "dataloader_num_workers": hardware.workers,
+        "dataloader_persistent_workers": hardware.workers > 0,
+        "dataloader_pin_memory": has_gpu,
+        "label_names": ["labels"],
+        "remove_unused_columns": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    arguments = TrainingArguments(**{**ours, **job.trainer_arguments})
+    if arguments.n_gpu > 1:  # one process uses one GPU; torch's DataParallel would multiply the batch
+        arguments._n_gpu = 1
+    return arguments
+
+
+def parts_of_a_batch(batch: int, processes: int, micro_batch: int) -> tuple[int, int]:
+    """Examples at once in every process, and how often they are accumulated."""
+    share, rest = divmod(batch, processes)
+    if rest:
+        raise OutOfRange("the batch", batch, f"a multiple of the number of processes, {processes}")
+    micro = min(micro_batch or share, share)
+    if share % micro:
+        raise OutOfRange("hardware.micro_batch", micro_batch, f"a divisor of {share}, the share of one process")
+    return micro, share // micro
+
+
+def _manifest(job: Job, asked: Asked) -> tuple[Manifest, int | None]:
+    """The manifest of this run and the step to continue from, if there is one."""
+    new = Manifest(
+        name=asked.name,
+        recipe=job.recipe.model_dump(mode="json"),
+        overrides=list(asked.overrides),
+        variant=asked.variant,
+        seed=asked.seed,
+        fraction=asked.fraction,
+        command=asked.command,
+        data=dict(job.facts),
+        steps=job.steps,
+    )
+    old = read_manifest(asked.out) if asked.resume else None
+    if old is None:
+        make_folder(asked.out)
+        return new, None
+    if difference := first_difference(old.identity, new.identity):
+        key, was, now = difference
+        advice = "Give the same recipe, settings and data, or train in a new folder."
+        raise CannotResume(str(asked.out), f"{key} was {was!r} and is now {now!r}", advice)
+    found = checkpoints(asked.out / "checkpoints")
+    return old, found[-1] if found else None
+
+
+def _trainer(job: Job, model: nn.Module, arguments: Any, metrics: Path, progress: Progress) -> Any:
+    from transformers import PrinterCallback
+
+    trainer = recipe_trainer(job)(
+        model=model,
+        args=arguments,
+        data_collator=job.collate,
+        train_dataset=job.train,
+        eval_dataset=job.evaluate,
+        compute_metrics=job.metrics,
+        callbacks=list(job.callbacks),
+    )
+    if trainer.is_fsdp_enabled and any(parametrize.is_parametrized(module) for module in model.modules()):
+        reason = "FSDP cuts each weight into shards, and an eigenbasis is factorised as a whole"
+        raise CannotControl("FSDP", "a sharpened or smoothed model", reason, "Use torchrun without FSDP (DDP).")
+    if job.ema_decay is not None:
+        from timm.utils import ModelEmaV3
+
+        trainer.average = ModelEmaV3(trainer.model, decay=job.ema_decay)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(smoothing_callback(job.rhythm.monitor, job.probe, file=metrics))
+    trainer.add_callback(run_callback(job, metrics, trainer, progress))
+    return trainer
+
+
+def _train(trainer: Any, last: int | None) -> None:
+    folder = Path(trainer.args.output_dir)
+    try:
+        trainer.train(resume_from_checkpoint=None if last is None else str(folder / f"checkpoint-{last}"))
+    except TrainingStopped:
+        raise
+    except (OversmoothError, RuntimeError) as error:
+        words = words_of(error)
+        if words is None:
+            raise
+        saved = checkpoints(folder)
+        raise TrainingStopped(trainer.state.global_step, words, saved[-1] if saved else None) from error
+
+
+# --- after ----------------------------------------------------------------------------------------------------------
+
+
+def _evaluated(job: Job, trainer: Any) -> Numbers:
+    """Numbers about the trained model, on every process."""
+
+    def evaluate(data: Any, prefix: str) -> Numbers:
+        found = trainer.evaluate(data, metric_key_prefix=prefix)
+        kept = {name: value for name, value in found.items() if not name.endswith(("_runtime", "_per_second"))}
+        return {name: value for name, value in kept.items() if name != "epoch"}
+
+    trainer.callback_handler.callbacks = []  # these numbers are not part of the curves
+    results: Numbers = {}
+    if job.evaluate is not None:
+        results |= evaluate(job.evaluate, "eval")
+        if trainer.average is not None:
+            with trainer.averaged():
+                results |= evaluate(job.evaluate, "eval_average")
+    if job.final is not None:
+        results |= job.final(evaluate)
+    return results
+
+
+def _written(job: Job, asked: Asked, trainer: Any) -> Analysis:
+    """Ordinary weights, their average and the analysis; what a killed run left half done is made again."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    found = {"model": ordinary(model, asked.variant)}
+    if trainer.average is not None:
+        found["model-average"] = ordinary(trainer.average.module, asked.variant)
+    for name, each in found.items():
+        shutil.rmtree(asked.out / name, ignore_errors=True)
+        with folder_whole(asked.out / name) as partial:
+            job.save(each, partial)
+    analysis = analyze(found["model"], job.probe, command=asked.command)
+    text = analysis.to_json(indent=1)
+    write_whole(asked.out / "analysis.json", lambda partial: partial.write_text(text, encoding="utf-8"))
+    return analysis
+
+
+def _finish(manifest: Manifest, job: Job, trainer: Any, seconds: float, results: Numbers) -> None:
+    session = manifest.sessions[-1]
+    session.to_step, session.seconds = trainer.state.global_step, round(seconds, 3)
+    ended = [each for each in manifest.sessions if each.seconds is not None and each.to_step is not None]
+    steps = sum((each.to_step or 0) - each.from_step for each in ended)
+    wall = sum(each.seconds or 0.0 for each in ended)
+    manifest.cost = {"seconds": wall, "steps_timed": float(steps)}
+    if steps:
+        manifest.cost |= {"seconds_per_step": wall / steps, "examples_per_second": steps * job.batch / wall}
+    manifest.results = results
+    manifest.finished = True

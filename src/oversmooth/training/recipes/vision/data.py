@@ -1,0 +1,223 @@
+"""Where images come from: scikit-learn's digits, CIFAR's own archive, parquet, a folder of images, or the hub.
+
+`--data` may be: an archive `cifar-100-python.tar.gz` or the folder inside it; a folder with `train*.parquet` and
+`test*.parquet` (or `validation*`); a folder with `train/CLASS/*.png` and `test/` or `val/`; or an id on the hub.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from oversmooth.errors import MissingDependency, OutOfRange, UnreadableData
+from oversmooth.training.recipes.vision.cifar_archive import is_cifar, read_cifar
+from oversmooth.training.recipes.vision.images import ArrayImages, FileImages, Images, TableImages
+from oversmooth.training.recipes.vision.settings import Data
+from oversmooth.training.recipes.vision.splits import Split, cut_off, share
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+TEST_NAMES = ("test", "val", "validation")
+IMAGE_COLUMNS = ("img", "image")
+LABEL_COLUMNS = ("label", "fine_label", "labels")
+HASHED_UP_TO = 4 * 2**30
+"""Bytes of local tables up to which their content is hashed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits:
+    train: Split
+    test: Split
+    validation: Split | None
+    facts: Mapping[str, Any]
+    """For the manifest."""
+
+    @property
+    def watched(self) -> Split:
+        """What is evaluated during training."""
+        return self.validation or self.test
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    train: Images
+    test: Images | None
+    words: str
+    sha256: str | None = None
+
+
+def load_splits(settings: Data, data: str | None, fraction: float) -> Splits:
+    """The splits of a recipe: the source's own test images or some held out, validation cut off, a share of the rest."""
+    source = _source(settings, data)
+    train = _whole(source.train)
+    if source.test is not None:
+        test = _whole(source.test)
+    else:
+        train, test = cut_off(train, settings.test_images, settings.split_seed, "data.test_images")
+    validation = None
+    if settings.validation_images:
+        what = "data.validation_images"
+        train, validation = cut_off(train, settings.validation_images, settings.split_seed, what)
+    train = share(train, fraction, settings.split_seed)
+    found = {"train": train, "test": test, **({"validation": validation} if validation else {})}
+    for name, split in found.items():
+        _require_classes(split, settings.classes, name, source.words)
+    facts: dict[str, Any] = {"source": source.words, "source_sha256": source.sha256, "fraction": fraction}
+    facts |= {name: split.facts() for name, split in found.items()}
+    return Splits(train=train, test=test, validation=validation, facts=facts)
+
+
+def _whole(images: Images) -> Split:
+    return Split(images, list(range(len(images.labels))))
+
+
+def _require_classes(split: Split, classes: int, name: str, where: str) -> None:
+    labels = {split.images.labels[position] for position in split.positions}
+    if not labels:
+        raise UnreadableData(where, f"images for {name}", "none")
+    if min(labels) < 0 or max(labels) >= classes or (name == "train" and len(labels) != classes):
+        found = f"{len(labels)} classes, labels from {min(labels)} to {max(labels)}, in {name}"
+        raise UnreadableData(where, f"{classes} classes, as data.classes of the recipe says", found)
+
+
+def _source(settings: Data, data: str | None) -> Source:
+    name = data or settings.source
+    path = Path(name).expanduser()
+    if name == "digits":
+        return _digits()
+    if is_cifar(path):
+        return _cifar(path)
+    if path.is_dir():
+        tables = sorted(path.rglob("*.parquet"))
+        return _parquet(path, tables, settings) if tables else _folder(path)
+    if path.exists() or path.is_absolute():
+        expected = "a CIFAR archive (.tar.gz), a folder of images or of parquet files, or an id on the hub"
+        raise UnreadableData(name, expected, "a file of another kind" if path.exists() else "nothing there")
+    return _hub(name, settings)
+
+
+# --- sources --------------------------------------------------------------------------------------------------------
+
+
+def _digits() -> Source:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingDependency("scikit-learn", "train", "the data of the recipe digits") from error
+    pixels, labels = load_digits(return_X_y=True)
+    grey = numpy.round(pixels.reshape(-1, 8, 8) * (255 / 16)).astype(numpy.uint8)  # stored as 0 to 16
+    return Source(ArrayImages(grey, labels.tolist()), None, "scikit-learn's digits (1,797 images of 8 x 8)")
+
+
+def _cifar(path: Path) -> Source:
+    found = read_cifar(path)
+    train, test = (ArrayImages(*found[name]) for name in ("train", "test"))
+    return Source(train, test, f"CIFAR archive {path}")
+
+
+def _folder(path: Path) -> Source:
+    test = next((path / name for name in TEST_NAMES if (path / name).is_dir()), None)
+    root = path / "train" if (path / "train").is_dir() else path
+    if root != path and test is None:
+        raise UnreadableData(str(path), f"a folder {' or '.join(TEST_NAMES)} beside train", "train alone")
+    classes = _class_folders(root)
+    if test is not None and _class_folders(test) != classes:
+        odd = sorted(set(classes) ^ set(_class_folders(test)))
+        raise UnreadableData(str(path), "the same classes for training and test", f"{odd[0]} in one of them only")
+    return Source(_files(root, classes), _files(test, classes) if test else None, f"image folder {path}")
+
+
+def _class_folders(root: Path) -> list[str]:
+    found = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if len(found) < 2:
+        raise UnreadableData(str(root), "a folder of images for each class", f"{len(found)} folders")
+    return found
+
+
+def _files(root: Path, classes: list[str]) -> FileImages:
+    names, labels = [], []
+    for label, name in enumerate(classes):
+        inside = sorted(p for p in (root / name).rglob("*") if p.suffix.lower() in ENDINGS)
+        names += [str(p.relative_to(root)) for p in inside]
+        labels += [label] * len(inside)
+    return FileImages(root, names, labels)
+
+
+def _parquet(path: Path, tables: list[Path], settings: Data) -> Source:
+    datasets = _import_datasets()
+
+    def named(*starts: str) -> list[str]:
+        return [str(t) for t in tables if t.name.startswith(starts) or t.parent.name in starts]
+
+    files = {"train": named("train"), "test": named("test") or named("validation", "val")}
+    if not files["train"] or not files["test"]:
+        found = ", ".join(table.name for table in tables[:4])
+        raise UnreadableData(str(path), "train*.parquet and test*.parquet (or validation*.parquet)", found)
+    try:
+        rows = datasets.load_dataset("parquet", data_files=files)
+    except Exception as error:  # pyarrow and datasets raise errors without a common base
+        raise UnreadableData(str(path), "parquet files", str(error).splitlines()[0]) from error
+    return _tables(rows, "test", settings, str(path), _sha256([Path(file) for name in files for file in files[name]]))
+
+
+def _hub(name: str, settings: Data) -> Source:
+    datasets = _import_datasets()
+    try:
+        rows = datasets.load_dataset(name)
+    except Exception as error:
+        expected = "an archive, a folder or an id on the hub (give what you have with --data)"
+        raise UnreadableData(name, expected, str(error).splitlines()[0]) from error
+    test = next((split for split in ("validation", "test") if split in rows), None)
+    if "train" not in rows or test is None:
+        raise UnreadableData(name, "the splits train and test or validation", ", ".join(rows))
+    if "test" in rows and -1 not in rows["test"].unique(_label_column(rows["test"], settings, name)):
+        test = "test"  # ImageNet's own test labels are hidden: its validation split is what everyone tests on
+    return _tables(rows, test, settings, name, None)
+
+
+def _tables(rows: Any, test: str, settings: Data, where: str, sha256: str | None) -> Source:
+    parts = []
+    for name in ("train", test):
+        table = rows[name]
+        image = next((column for column in IMAGE_COLUMNS if column in table.column_names), None)
+        if image is None:
+            raise UnreadableData(where, f"a column {' or '.join(IMAGE_COLUMNS)}", ", ".join(table.column_names))
+        labels = table[_label_column(table, settings, where)]
+        undecoded = table.cast_column(image, _import_datasets().Image(decode=False)).select_columns([image])
+        parts.append(TableImages(undecoded, image, list(labels), f"{where}, {name}"))
+    return Source(parts[0], parts[1], f"tables of {where}", sha256)
+
+
+def _label_column(table: Any, settings: Data, where: str) -> str:
+    wanted = (settings.label_column,) if settings.label_column else LABEL_COLUMNS
+    found = next((column for column in wanted if column in table.column_names), None)
+    if found is None:
+        raise UnreadableData(where, f"a column {' or '.join(wanted)}", ", ".join(table.column_names))
+    return found
+
+
+def _sha256(files: list[Path]) -> str | None:
+    if sum(file.stat().st_size for file in files) > HASHED_UP_TO:
+        return None
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _import_datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingDependency("datasets", "hf", "reading tables and datasets") from error
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def require_trainable(batch: int, images: int) -> None:
+    """Raises where not even one batch can be filled."""
+    if images < batch:
+        raise OutOfRange("training.batch", batch, f"at most {images}, the number of images of one epoch")

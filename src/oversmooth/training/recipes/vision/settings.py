@@ -1,0 +1,155 @@
+"""The sections of a vision recipe."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from oversmooth.training.recipes.schema import Count, Recipe, Section, Share, Text
+
+Positive = Annotated[float, Field(gt=0)]
+AtLeastZero = Annotated[float, Field(ge=0)]
+
+
+class Data(Section):
+    """Where images come from when `--data` does not say it, and how they are split."""
+
+    source: Text
+    """`digits`, or an id on the hub."""
+    classes: Count
+    image_size: Count
+    channels: Literal[1, 3] = 3
+    mean: list[float]
+    std: list[Positive]
+    label_column: str = ""
+    """Which column holds the label; without it the one called label or fine_label."""
+    test_images: Annotated[int, Field(ge=0)] = 0
+    """Images taken from a source that has no test split of its own: the last of a seeded shuffle."""
+    validation_images: Annotated[int, Field(ge=0)] = 0
+    """Images taken from training for choices: the last of a seeded shuffle. 0: the test split is watched instead."""
+    split_seed: int = 0
+
+    @model_validator(mode="after")
+    def _one_number_per_channel(self) -> "Data":
+        if not len(self.mean) == len(self.std) == self.channels:
+            found = f"{len(self.mean)} and {len(self.std)}"
+            raise ValueError(f"{self.channels} numbers in mean and in std, one per channel, not {found}")
+        return self
+
+
+class Model(Section):
+    """A timm VisionTransformer."""
+
+    patch_size: Count
+    depth: Count
+    width: Count
+    heads: Count
+    mlp_ratio: Positive = 4.0
+    qkv_bias: bool = True
+    drop_path: Share = 0.0
+    """Stochastic depth of the last layer; it grows linearly from 0 at the first."""
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> "Model":
+        if self.width % self.heads:
+            raise ValueError(f"of a width that {self.heads} heads divide, not {self.width}")
+        return self
+
+
+class Training(Section):
+    """How long, how many at once, and the learning rate over time."""
+
+    epochs: Positive
+    batch: Count
+    """Images of one optimizer step, over all devices."""
+    warmup_epochs: AtLeastZero = 0.0
+    warmup_start: AtLeastZero = 0.0
+    minimum_rate: AtLeastZero = 0.0
+    warmup_first: bool = False
+    """Warm-up before the epochs, in addition to them; otherwise it covers the first of them, as in timm."""
+    rate_per_epoch: bool = False
+    """The rate changes once per epoch, as in DeiT's code; otherwise at every step."""
+    label_smoothing: Share = 0.0
+    ema_decay: Share = 0.0
+    """Of the moving average of weights; 0 keeps none."""
+
+
+class Augmentation(Section):
+    """What happens to training images, with timm's own implementations."""
+
+    crop: Literal["none", "pad", "resized"] = "none"
+    """`pad`: pad by `padding` and cut out; `resized`: a random part of the image, resized."""
+    padding: Annotated[int, Field(ge=0)] = 0
+    flip: Share = 0.0
+    rand_augment: str = ""
+    """Such as rand-m9-n2-mstd1.0."""
+    color_jitter: AtLeastZero = 0.0
+    erasing: Share = 0.0
+    erasing_mode: Literal["const", "rand", "pixel"] = "pixel"
+    mixup: AtLeastZero = 0.0
+    cutmix: AtLeastZero = 0.0
+    mix_probability: Share = 1.0
+    switch_probability: Share = 0.5
+    mix_group: Annotated[int, Field(ge=0)] = 0
+    """Images that share one mixture; 0: all that one process sees at once. Two processes equal one where it is given."""
+    repeats: Count = 1
+    """Repeated augmentation: how many views of an image a batch holds."""
+
+
+class Evaluation(Section):
+    """How the trained model is judged."""
+
+    crop_ratio: Annotated[float, Field(gt=0, le=1)] = 1.0
+    corruptions: bool = False
+    """Also accuracy on corrupted test images, fifteen kinds at five severities."""
+    corruption_images: Annotated[int, Field(ge=0)] = 0
+    """How many test images are corrupted; 0: all."""
+
+
+class Watch(Section):
+    """How often things are written, in epochs."""
+
+    log_every: Positive = 0.1
+    monitor_every: Positive = 1.0
+    evaluate_every: Positive = 1.0
+    save_every: Positive = 1.0
+    probe_images: Count = 32
+    """Test images on which smoothing is measured."""
+
+
+class VisionRecipe(Recipe):
+    """A run of image classification."""
+
+    kind: Literal["vision"]
+    data: Data
+    model: Model
+    training: Training
+    augmentation: Augmentation = Augmentation()
+    evaluation: Evaluation = Evaluation()
+    watch: Watch = Watch()
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "VisionRecipe":
+        if self.data.image_size % self.model.patch_size:
+            raise ValueError(
+                f"of a model.patch_size that divides data.image_size {self.data.image_size}, not {self.model.patch_size}"
+            )
+        mixes = self.augmentation.mixup > 0 or self.augmentation.cutmix > 0
+        group = self.augmentation.mix_group or self.training.batch
+        if mixes and group % 2:
+            raise ValueError(f"of an even augmentation.mix_group (or training.batch), to mix in pairs, not {group}")
+        return self
+
+    def model_arguments(self) -> dict[str, Any]:
+        """Keyword arguments of timm's VisionTransformer."""
+        return {
+            "img_size": self.data.image_size,
+            "in_chans": self.data.channels,
+            "num_classes": self.data.classes,
+            "patch_size": self.model.patch_size,
+            "depth": self.model.depth,
+            "embed_dim": self.model.width,
+            "num_heads": self.model.heads,
+            "mlp_ratio": self.model.mlp_ratio,
+            "qkv_bias": self.model.qkv_bias,
+            "drop_path_rate": self.model.drop_path,
+        }

@@ -1,0 +1,97 @@
+"""Batches are named, moved, trimmed and refused before the model fails on them."""
+
+import pytest
+import torch
+from torch import nn
+
+from oversmooth.data.batches import keep_mask, prepare
+from oversmooth.errors import WrongBatch
+from oversmooth.models.source import open_source
+from tests.contract.tiny_models import tiny_model
+
+
+def config_of(model):
+    return open_source(model).config
+
+
+def test_a_tensor_of_ids_becomes_input_ids():
+    model, inputs = tiny_model("bert")
+    assert prepare(model, config_of(model), inputs["input_ids"]).keys() == {"input_ids"}
+
+
+def test_names_that_the_model_does_not_take_are_left_out():
+    model, inputs = tiny_model("gpt2")
+    batch = {**inputs, "token_type_ids_of_another": inputs["input_ids"], "labels": inputs["input_ids"]}
+    assert prepare(model, config_of(model), batch).keys() == {"input_ids"}
+
+
+def test_lists_become_tensors_and_rows_are_trimmed():
+    model, inputs = tiny_model("bert")
+    ids = inputs["input_ids"].repeat(4, 1).tolist()
+    assert prepare(model, config_of(model), {"input_ids": ids}, 3)["input_ids"].shape[0] == 3
+
+
+def test_encoder_decoders_read_the_text_again():
+    model, inputs = tiny_model("t5")
+    prepared = prepare(model, config_of(model), {"input_ids": inputs["input_ids"]})
+    torch.testing.assert_close(prepared["decoder_input_ids"], inputs["input_ids"])
+
+
+def test_audio_decoders_start_with_their_start_token():
+    model, inputs = tiny_model("whisper")
+    prepared = prepare(model, config_of(model), {"input_features": inputs["input_features"]})
+    assert prepared["decoder_input_ids"][0, 0] == model.config.decoder_start_token_id
+
+
+@pytest.mark.parametrize(
+    ("case", "batch", "pieces"),
+    [
+        ("bert", {"input_ids": torch.tensor([[1, 2, 99]])}, ("token ids below 99", "ids from 1 to 99", "tokenizer")),
+        ("bert", {"pixel_values": torch.randn(1, 3, 16, 16)}, ("'input_ids'", "pixel_values", "takes text")),
+        ("bert", torch.randn(1, 3, 16, 16), ("'input_ids'", "(1, 3, 16, 16)", "takes text")),
+        ("vit", {"input_ids": torch.tensor([[1, 2]])}, ("'pixel_values'", "input_ids", "takes images")),
+        ("vit", torch.randn(1, 3, 17, 17), ("(batch, 3, 16, 16)", "(1, 3, 17, 17)", "Resize")),
+        ("timm-vit", torch.randn(1, 3, 8, 8), ("(batch, 3, 16, 16)", "(1, 3, 8, 8)", "Resize")),
+        ("bert", {"text": ["hello"]}, ("'input_ids'", "text")),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_facts(case, batch, pieces):
+    model, _ = tiny_model(case)
+    with pytest.raises(WrongBatch) as caught:
+        prepare(model, config_of(model), batch)
+    for piece in pieces:
+        assert piece in str(caught.value)
+
+
+def test_padding_and_prefix_tokens_are_not_kept():
+    model, inputs = tiny_model("bert")
+    (stack,) = open_source(model).stacks()
+    h = torch.zeros(1, 4, 32)
+    mask = torch.tensor([[1, 1, 1, 0]])
+    keep = keep_mask(model, {**inputs, "attention_mask": mask}, stack, h, 1)
+    assert keep.tolist() == [[False, True, True, False]]
+
+
+def test_a_mask_of_another_shape_is_refused():
+    model, inputs = tiny_model("bert")
+    (stack,) = open_source(model).stacks()
+    with pytest.raises(WrongBatch, match="attention mask of shape"):
+        keep_mask(model, {**inputs, "attention_mask": torch.ones(1, 3)}, stack, torch.zeros(1, 4, 32), 0)
+
+
+def test_torchs_own_padding_mask_is_understood():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, batch_first=True), 1, enable_nested_tensor=False)
+    (stack,) = open_source(model).stacks()
+    padding = torch.tensor([[False, False, True]])
+    keep = keep_mask(model, {"src_key_padding_mask": padding}, stack, torch.zeros(1, 3, 16), 0)
+    assert keep.tolist() == [[True, True, False]]
+
+
+def test_audio_masks_are_shortened_like_the_audio():
+    model, inputs = tiny_model("wav2vec2")
+    (stack,) = open_source(model).stacks()
+    mask = torch.ones_like(inputs["input_values"], dtype=torch.long)
+    mask[:, mask.shape[1] // 2 :] = 0
+    tokens = model(**inputs).last_hidden_state.shape[1]
+    keep = keep_mask(model, {"attention_mask": mask}, stack, torch.zeros(1, tokens, 32), 0)
+    assert 0 < int(keep.sum()) < tokens

@@ -1,0 +1,331 @@
+"""GGUF files, written with the gguf package's own names and quantisers, against live models with the same weights."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize, quantize
+
+import oversmooth as osm
+from oversmooth.errors import (
+    BrokenFile,
+    ConfigMismatch,
+    PackedWeights,
+    RefusedArchitecture,
+    UnidentifiedWeights,
+    UnknownArchitecture,
+)
+from oversmooth.models.families import ARCHITECTURES
+from oversmooth.models.identify import declared_for_gguf
+from oversmooth.models.stores.gguf import GGUFStore
+from tests.contract.tiny_models import tiny_model
+
+Quantisation = gguf.GGMLQuantizationType
+Form = Callable[[np.ndarray], np.ndarray]
+
+
+def plain(weight: np.ndarray) -> np.ndarray:
+    return weight
+
+
+def one_added(weight: np.ndarray) -> np.ndarray:
+    return weight + 1
+
+
+def one_removed(weight: np.ndarray) -> np.ndarray:
+    return weight - 1
+
+
+def transposed(weight: np.ndarray) -> np.ndarray:
+    return weight.T
+
+
+def regrouped(n_groups: int, per_group: int) -> tuple[Form, Form]:
+    """From rows grouped per value head (its queries, key, value) to all q, all k, all v; and back."""
+    rows = np.arange(n_groups * (per_group + 2) * 8).reshape(n_groups, per_group + 2, 8)
+    order = np.concatenate([rows[:, :-2].reshape(-1), rows[:, -2].reshape(-1), rows[:, -1].reshape(-1)])
+    return (lambda weight: weight[order]), (lambda weight: weight[np.argsort(order)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """How llama.cpp's converter stores a family."""
+
+    tiny: str
+    architecture: str
+    prefix: str = "model."
+    metadata: dict[str, Any] = field(default_factory=dict)
+    forms: dict[str, tuple[Form, Form]] = field(default_factory=dict)
+    """By a fragment of the live tensor's name: to the stored form, and back."""
+
+
+GROUPED = {"head_count": 4, "head_count_kv": 2, "value_length": 8}
+OFFSET = {"norm": (one_added, one_removed)}
+CASES = {
+    case.tiny: case
+    for case in (
+        Case(tiny="llama", architecture="llama", metadata=GROUPED),
+        Case(tiny="llama-with-biases", architecture="llama", metadata=GROUPED),
+        Case(tiny="qwen2", architecture="qwen2", metadata=GROUPED),
+        Case(tiny="phi3", architecture="phi3", metadata=GROUPED),
+        Case(tiny="granite", architecture="granite", metadata={**GROUPED, "residual_scale": 0.3}),
+        Case(tiny="gemma", architecture="gemma", metadata={**GROUPED, "value_length": 16}, forms=OFFSET),
+        Case(tiny="gemma2", architecture="gemma2", metadata=GROUPED, forms=OFFSET),
+        Case(tiny="olmo2", architecture="olmo2", metadata=GROUPED),
+        Case(tiny="cohere", architecture="command-r", metadata=GROUPED),
+        Case(
+            tiny="gpt2",
+            architecture="gpt2",
+            prefix="transformer.",
+            metadata={"head_count": 4},
+            forms=dict.fromkeys(("c_attn.weight", "c_proj.weight", "c_fc.weight"), (transposed, transposed)),
+        ),
+        Case(
+            tiny="gpt_bigcode",
+            architecture="starcoder",
+            prefix="transformer.",
+            metadata={"head_count": 4, "head_count_kv": 1},
+        ),
+        Case(tiny="bert", architecture="bert", prefix="", metadata={"head_count": 4}),
+        Case(
+            tiny="bloom",
+            architecture="bloom",
+            prefix="transformer.",
+            metadata={"head_count": 4, "head_count_kv": 4},
+            forms={"query_key_value": regrouped(4, 1)},
+        ),
+        Case(
+            tiny="gpt_neox",
+            architecture="gptneox",
+            prefix="gpt_neox.",
+            metadata={"head_count": 4, "parallel_residual": True},
+            forms={"query_key_value": regrouped(4, 1)},
+        ),
+        Case(
+            tiny="gpt_neox-sequential",
+            architecture="gptneox",
+            prefix="gpt_neox.",
+            metadata={"head_count": 4, "parallel_residual": False},
+            forms={"query_key_value": regrouped(4, 1)},
+        ),
+        Case(
+            tiny="falcon-multi-query",
+            architecture="falcon",
+            prefix="transformer.",
+            metadata={"head_count": 4, "head_count_kv": 1},
+        ),
+        Case(
+            tiny="falcon-grouped",
+            architecture="falcon",
+            prefix="transformer.",
+            metadata={"head_count": 4, "head_count_kv": 2},
+            forms={"query_key_value": regrouped(2, 2)},
+        ),
+    )
+}
+
+
+def write(path, architecture, tensors, metadata, *, blocks=3, width=32):
+    """A GGUF file; `tensors` maps names to (bytes as stored, quantisation)."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(blocks)
+    writer.add_embedding_length(width)
+    for key, value in metadata.items():
+        getattr(writer, f"add_{key}")(value)
+    for name, (data, kind) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def exported(case: Case, kind: Quantisation, path):
+    """The tiny model as a GGUF file, and the live model made to hold exactly what the file holds."""
+    model, _ = tiny_model(case.tiny)
+    enum = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == case.architecture)
+    names = gguf.get_tensor_name_map(enum, 3)
+    tensors = {}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            stored_name = names.get_name(f"{case.prefix}{name}", try_suffixes=(".weight", ".bias"))
+            if stored_name is None:
+                continue  # what llama.cpp does not store under a name of its own, such as BERT's pooler
+            forms = (pair for fragment, pair in case.forms.items() if fragment in name)
+            to_stored, to_live = next(forms, (plain, plain))
+            chosen = kind if parameter.ndim == 2 and "attn" in stored_name else Quantisation.F32
+            stored = np.ascontiguousarray(to_stored(parameter.numpy()))
+            tensors[stored_name] = (quantize(stored, chosen), chosen)
+            values = to_live(dequantize(tensors[stored_name][0], chosen).reshape(stored.shape))
+            parameter.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+    return write(path, case.architecture, tensors, case.metadata), model, tensors
+
+
+EXACT = [Quantisation.F32, Quantisation.F16, Quantisation.BF16]
+PACKED = [Quantisation.Q8_0, Quantisation.Q4_0, Quantisation.Q5_1]
+
+
+@pytest.mark.parametrize("kind", [*EXACT, *PACKED], ids=lambda kind: kind.name)
+def test_tensors_are_what_the_gguf_package_itself_dequantises(kind, tmp_path):
+    path, _, tensors = exported(CASES["llama"], kind, tmp_path / "x.gguf")
+    store = GGUFStore(path)
+    assert set(store.names) == set(tensors)
+    for name, (data, stored) in tensors.items():
+        expected = torch.from_numpy(dequantize(data, stored).astype("float32"))
+        torch.testing.assert_close(store.read(name), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [Quantisation.Q4_K, Quantisation.Q6_K], ids=lambda kind: kind.name)
+def test_blocks_of_256_are_dequantised_in_the_shape_of_the_matrix(kind, tmp_path):
+    _, bytes_per_block = gguf.GGML_QUANT_SIZES[kind]
+    data = np.random.default_rng(0).integers(0, 60, (4, 2 * bytes_per_block), dtype=np.uint8)
+    path = write(tmp_path / "x.gguf", "llama", {"blk.0.attn_v.weight": (data, kind)}, {}, width=512)
+    found = GGUFStore(path).read("blk.0.attn_v.weight")
+    assert found.shape == (4, 512)
+    torch.testing.assert_close(found, torch.from_numpy(dequantize(data, kind)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_gguf_file_says_the_same_as_the_live_model_with_its_weights(name, tmp_path):
+    path, model, _ = exported(CASES[name], Quantisation.Q8_0, tmp_path / "x.gguf")
+    assert_same_inspection(osm.inspect(path), osm.inspect(model))
+
+
+@pytest.mark.parametrize("kind", EXACT[:2], ids=lambda kind: kind.name)
+def test_a_gguf_file_of_plain_floats_says_the_same_too(kind, tmp_path):
+    path, model, _ = exported(CASES["bloom"], kind, tmp_path / "x.gguf")
+    assert_same_inspection(osm.inspect(path), osm.inspect(model))
+
+
+def assert_same_inspection(found, expected):
+    ours, theirs = found.stacks[0], expected.stacks[0]
+    for fact in ("family", "d_model", "n_heads", "n_kv", "d_head", "residual", "blocks"):
+        assert getattr(ours, fact) == getattr(theirs, fact), fact
+    rows, live_rows = found.rows(), expected.rows()
+    assert len(rows) == len(live_rows) == 3
+    for row, live in zip([*rows, *found.head_rows()], [*live_rows, *expected.head_rows()], strict=True):
+        for column, value in row.items():
+            is_number = isinstance(value, float)
+            assert value == (pytest.approx(live[column], rel=1e-4, abs=1e-6) if is_number else live[column]), column
+
+
+def test_the_comparison_above_can_fail(tmp_path):
+    path, model, _ = exported(CASES["bloom"], Quantisation.F32, tmp_path / "x.gguf")
+    with torch.no_grad():
+        model.h[1].self_attention.query_key_value.weight.mul_(1.01)
+    with pytest.raises(AssertionError, match="rho_dc"):
+        assert_same_inspection(osm.inspect(path), osm.inspect(model))
+
+
+def test_every_family_with_a_gguf_name_has_norms_under_those_names():
+    known = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    for arch in ARCHITECTURES.values():
+        for name in arch.gguf:
+            stored = {
+                gguf.TENSOR_NAMES[tensor].removeprefix("blk.{bid}.") for tensor in gguf.MODEL_TENSORS[known[name]]
+            }
+            paths = declared_for_gguf(name).paths
+            assert {paths.o} <= stored, name
+            assert {paths.v, paths.qkv} & stored, name
+            declared = {role for role in ("attn_norm", "attn_branch_norm") if getattr(arch.paths, role)}
+            for role in declared:
+                assert set(getattr(paths, role).split("|")) & stored, (name, role)
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+VALUE = {"blk.0.attn_v.weight": (np.ones((32, 32), np.float32), None)}
+BLOCK = {**VALUE, "blk.0.attn_output.weight": (np.ones((32, 32), np.float32), None)}
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
+    path = write(tmp_path / "x.gguf", "lama", BLOCK, {"head_count": 4}, blocks=1)
+    with pytest.raises(UnknownArchitecture) as caught:
+        osm.inspect(path)
+    for part in ("'lama'", "Close: llama", "command-r", "--model-type"):
+        assert part in str(caught.value)
+
+
+def test_an_unknown_architecture_is_read_as_the_model_type_that_the_user_names(tmp_path):
+    path = write(tmp_path / "x.gguf", "lama", BLOCK, {"head_count": 4}, blocks=1)
+    result = osm.inspect(path, model_type="llama")
+    assert [layer.plain.rho_dc for layer in result.layers] == pytest.approx([1 + 32**2])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [("deepseek2", "latent attention"), ("mamba", "linear or recurrent"), ("gpt-oss", "learned attention sinks")],
+)
+def test_an_architecture_without_a_linear_value_path_is_refused_with_the_reason(architecture, reason, tmp_path):
+    path = write(tmp_path / "x.gguf", architecture, BLOCK, {"head_count": 4}, blocks=1)
+    with pytest.raises(RefusedArchitecture, match=reason):
+        osm.inspect(path)
+
+
+def test_heads_that_contradict_the_tensors_are_refused(tmp_path):
+    path = write(tmp_path / "x.gguf", "llama", BLOCK, {"head_count": 5}, blocks=1)
+    with pytest.raises(ConfigMismatch, match="5 heads"):
+        osm.inspect(path)
+
+
+def test_blocks_that_are_missing_are_refused(tmp_path):
+    path = write(tmp_path / "x.gguf", "llama", BLOCK, {"head_count": 4}, blocks=2)
+    with pytest.raises(ConfigMismatch, match="the number of layers"):
+        osm.inspect(path)
+
+
+def test_a_file_without_attention_is_refused(tmp_path):
+    path = write(tmp_path / "x.gguf", "llama", VALUE, {"head_count": 4}, blocks=1)
+    with pytest.raises(UnidentifiedWeights):
+        osm.inspect(path)
+
+
+def test_sizes_that_differ_between_layers_are_refused(tmp_path):
+    path = write(tmp_path / "x.gguf", "llama", BLOCK, {"head_count": [4, 8]}, blocks=1)
+    with pytest.raises(PackedWeights, match=r"attention\.head_count differs between layers: \[4, 8\]"):
+        osm.inspect(path)
+
+
+def test_layers_without_attention_do_not_make_sizes_differ(tmp_path):
+    path = write(tmp_path / "x.gguf", "llama", BLOCK, {"head_count": 4, "head_count_kv": [0, 4]}, blocks=1)
+    assert GGUFStore(path).config["num_key_value_heads"] == 4
+
+
+def test_a_type_that_gguf_cannot_dequantise_is_refused_by_name(tmp_path):
+    tensors = {"blk.0.attn_v.weight": (np.ones((32, 32), np.int8), None)}
+    store = GGUFStore(write(tmp_path / "x.gguf", "llama", tensors, {}, blocks=1))
+    with pytest.raises(PackedWeights, match=r"'blk\.0\.attn_v\.weight' is I8"):
+        store.read("blk.0.attn_v.weight")
+
+
+@pytest.mark.parametrize("damage", ["empty", "garbage", "cut in the header", "cut in the tensors"])
+def test_a_broken_file_is_refused(damage, tmp_path):
+    path = write(tmp_path / "x.gguf", "llama", BLOCK, {"head_count": 4}, blocks=1)
+    content = path.read_bytes()
+    damaged = {"empty": b"", "garbage": bytes(range(256)), "cut in the header": content[:90]}
+    path.write_bytes(damaged.get(damage, content[:-2000]))
+    with pytest.raises(BrokenFile) as caught:
+        osm.inspect(path)
+    for part in (str(path), "a GGUF file", "Download or copy the file again"):
+        assert part in str(caught.value)
+
+
+def test_a_file_without_an_architecture_is_refused(tmp_path):
+    path = write(tmp_path / "x.gguf", "llama", BLOCK, {}, blocks=1)
+    content = path.read_bytes().replace(b"general.architecture", b"general.xrchitecture")
+    path.write_bytes(content)
+    with pytest.raises(BrokenFile, match=r"metadata general\.architecture"):
+        osm.inspect(path)
+
+
+def test_one_part_of_a_split_model_is_refused_with_what_joins_them(tmp_path):
+    part = write(tmp_path / "x-00001-of-00002.gguf", "llama", BLOCK, {"head_count": 4}, blocks=1)
+    with pytest.raises(BrokenFile, match=r"(?s)one of 2 parts.*llama-gguf-split --merge"):
+        osm.inspect(part)
+    whole = part.rename(tmp_path / "x-00001-of-00001.gguf")
+    assert osm.inspect(whole).layers

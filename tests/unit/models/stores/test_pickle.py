@@ -1,0 +1,155 @@
+"""Pickled checkpoints: tensors come out, code stays in."""
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from oversmooth.errors import BrokenFile, UnsafePickle
+from oversmooth.models.stores.files import LocalFolder
+from oversmooth.models.stores.pickle import WRAPPERS, PickleStore, load_tensors
+from oversmooth.models.stores.safetensors import read_weight_map
+
+STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2, dtype=torch.bfloat16)}
+
+
+class Payload:
+    """Would create a folder when it is unpickled carelessly."""
+
+    def __init__(self, witness: Path):
+        self.witness = witness
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.witness),))
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_state_dict_is_read_in_the_new_and_in_the_legacy_format(is_zip, tmp_path):
+    torch.save(STATE, tmp_path / "x.bin", _use_new_zipfile_serialization=is_zip)
+    assert zipfile.is_zipfile(tmp_path / "x.bin") == is_zip
+    store = PickleStore.single(tmp_path / "x.bin")
+    assert_same({name: store.read(name) for name in store.names}, STATE)
+    assert [(facts.name, facts.size_bytes) for facts in store.files()] == [
+        ("x.bin", (tmp_path / "x.bin").stat().st_size)
+    ]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_state_dict_is_found_under_the_keys_of_training_scripts(wrapper, tmp_path):
+    torch.save({wrapper: STATE, "epoch": 3, "optimizer": {"state": {0: torch.ones(1)}}}, tmp_path / "x.pt")
+    assert_same(load_tensors(tmp_path / "x.pt"), STATE)
+
+
+def test_a_wrapper_wins_over_tensors_that_lie_beside_it(tmp_path):
+    torch.save({"step": torch.tensor(7), "model": {"state_dict": STATE}}, tmp_path / "x.pt")
+    assert_same(load_tensors(tmp_path / "x.pt"), STATE)
+
+
+def test_entries_that_are_no_named_tensors_are_left_out(tmp_path):
+    torch.save({**STATE, "version": 2, 5: torch.ones(3), "note": "text"}, tmp_path / "x.pt")
+    assert_same(load_tensors(tmp_path / "x.pt"), STATE)
+
+
+def test_parameters_count_as_tensors(tmp_path):
+    torch.save({"w": nn.Parameter(torch.ones(2, 2))}, tmp_path / "x.pt")
+    assert_same(load_tensors(tmp_path / "x.pt"), {"w": nn.Parameter(torch.ones(2, 2))})
+
+
+def test_shards_are_loaded_only_when_one_of_their_tensors_is_read(tmp_path):
+    weight_map = {"a.weight": "one.bin", "a.bias": "two.bin"}
+    for name, shard in weight_map.items():
+        torch.save({name: STATE[name]}, tmp_path / shard)
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    store = PickleStore(tmp_path, read_weight_map(LocalFolder(tmp_path), "pytorch_model.bin.index.json"))
+    assert store.files() == ()
+    torch.testing.assert_close(store.read("a.bias"), STATE["a.bias"])
+    assert [facts.name for facts in store.files()] == ["two.bin"]
+
+
+def test_an_index_that_names_a_tensor_its_shard_lacks_is_refused(tmp_path):
+    torch.save(STATE, tmp_path / "one.bin")
+    with pytest.raises(BrokenFile, match="the tensor 'ghost', as the index says"):
+        PickleStore(tmp_path, {"ghost": "one.bin"}).read("ghost")
+
+
+# --- code in the file -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_pickle_that_would_run_code_is_refused_and_nothing_runs(is_zip, tmp_path):
+    witness = tmp_path / "executed"
+    torch.save({**STATE, "x": Payload(witness)}, tmp_path / "x.bin", _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(UnsafePickle) as caught:
+        load_tensors(tmp_path / "x.bin")
+    assert not witness.exists()
+    for part in (
+        str(tmp_path / "x.bin"),
+        f"{os.mkdir.__module__}.mkdir",
+        "nothing was executed",
+        "Convert it to safetensors",
+    ):
+        assert part in str(caught.value)
+
+
+def test_the_payload_above_does_run_where_pickles_are_trusted(tmp_path):
+    pickle.loads(pickle.dumps(Payload(tmp_path / "executed")))
+    assert (tmp_path / "executed").exists()
+
+
+def test_a_plain_pickle_that_would_run_code_is_refused_and_nothing_runs(tmp_path):
+    (tmp_path / "x.pt").write_bytes(pickle.dumps(Payload(tmp_path / "executed")))
+    with pytest.raises(UnsafePickle):
+        load_tensors(tmp_path / "x.pt")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_pickled_module_is_refused(tmp_path):
+    torch.save(nn.Linear(2, 2), tmp_path / "x.pt")
+    with pytest.raises(UnsafePickle, match=r"torch\.nn\.modules\.linear\.Linear"):
+        load_tensors(tmp_path / "x.pt")
+
+
+# --- files that are broken ------------------------------------------------------------------------------------------
+
+
+def saved(value) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"garbage", bytes(range(256)) * 8, b"PK\x03\x04" + bytes(100), saved(STATE)[:-100], saved(STATE)[:100]],
+    ids=["empty", "text", "bytes", "zip-like", "cut-at-the-end", "cut-at-the-start"],
+)
+def test_what_is_no_checkpoint_is_refused(content, tmp_path):
+    (tmp_path / "x.bin").write_bytes(content)
+    with pytest.raises(BrokenFile) as caught:
+        load_tensors(tmp_path / "x.bin")
+    for part in (str(tmp_path / "x.bin"), "a PyTorch state dict", "Download or copy the file again"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [([1, 2], "a list"), (torch.ones(2), "a Tensor"), ({"epoch": 1}, "the keys ['epoch']"), ({}, "the keys []")],
+)
+def test_a_checkpoint_without_a_state_dict_is_refused_with_what_it_holds(value, found, tmp_path):
+    torch.save(value, tmp_path / "x.pt")
+    with pytest.raises(BrokenFile) as caught:
+        load_tensors(tmp_path / "x.pt")
+    for part in ("a state dict of tensors", found, "Known wrappers: state_dict"):
+        assert part in str(caught.value)
