@@ -17,7 +17,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import oversmooth as osm
-from oversmooth.environment.torchvision import ensure_torchvision
 
 BATCH = 96
 ROUNDS = 20
@@ -32,7 +31,6 @@ WORDS = {
 
 
 def vit_tiny() -> nn.Module:
-    ensure_torchvision()
     import timm
 
     torch.manual_seed(harness.SEED)

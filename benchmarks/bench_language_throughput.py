@@ -17,7 +17,6 @@ import numpy
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.training.recipes.kinds import kind_of, load_recipe
 from oversmooth.training.recipes.language.corpus import Corpus
 from oversmooth.training.recipes.language.masking import masked
@@ -97,7 +96,6 @@ def check_answer(data: Corpus) -> None:
 
 def main() -> None:
     harness.fix()
-    ensure_torchvision()
     seconds: dict[str, list[float]] = {"recipe": [], "sharpen": [], "plain": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

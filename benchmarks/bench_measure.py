@@ -22,7 +22,6 @@ import harness
 import torch
 from torch import Tensor, nn
 
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.measurement.measurement import measure
 
 CLAIM = 1.15
@@ -32,7 +31,6 @@ GEOMETRIES = ("bert", "vit")
 
 
 def build(geometry: str) -> tuple[nn.Module, dict[str, Tensor]]:
-    ensure_torchvision()
     if geometry == "bert":
         from transformers import BertConfig, BertModel
 

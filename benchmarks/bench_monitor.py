@@ -10,7 +10,6 @@ import harness
 import torch
 
 import oversmooth as osm
-from oversmooth.environment.torchvision import ensure_torchvision
 
 CLAIM = 0.02
 EVERY = 100
@@ -19,7 +18,6 @@ ROUNDS = 5
 
 def main() -> None:
     harness.fix()
-    ensure_torchvision()
     import timm
 
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, num_classes=100)

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from oversmooth.data.samples import sample_images
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.prediction.prediction import predict
 from oversmooth.prediction.theory.operator import LayerOperator, ValuePath
 from oversmooth.prediction.theory.radii import ac_radius, dense_ac_radius
@@ -36,7 +35,6 @@ ROUNDS = 3
 
 
 def vit_small() -> nn.Module:
-    ensure_torchvision()
     import timm
 
     model = timm.create_model("vit_small_patch16_224").eval()

@@ -46,7 +46,13 @@ def killed(moment: str, count: int, *arguments: object) -> subprocess.CompletedP
     return _process([sys.executable, ROOT / "tests" / "killed_training.py", moment, count, *arguments])
 
 
-def _process(command: list[object]) -> subprocess.CompletedProcess[str]:
+def fresh_python(code: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs code in an interpreter of its own, as a reader who pastes it would; inside a folder, if one is given."""
+    return _process([sys.executable, "-c", code], folder)
+
+
+def _process(command: list[object], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=300)
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)

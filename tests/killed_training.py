@@ -8,13 +8,11 @@ import os
 import signal
 import sys
 
-from oversmooth.environment.torchvision import ensure_torchvision
+import safetensors.torch
+import torch
+from transformers.trainer_callback import CallbackHandler
 
-ensure_torchvision()
-
-import safetensors.torch  # noqa: E402
-import torch  # noqa: E402
-from transformers.trainer_callback import CallbackHandler  # noqa: E402
+from oversmooth.cli import main as command_line
 
 MOMENTS = ("step", "half_written", "before_rename", "after_rename", "final_model")
 
@@ -72,8 +70,6 @@ def main() -> None:
     else:
         raise AssertionError(f"no moment {moment}")
     sys.argv = ["oversmooth", *arguments]
-    from oversmooth.cli import main as command_line
-
     command_line()
 
 

@@ -18,6 +18,7 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 from oversmooth.analysis import analyze
+from oversmooth.environment.torchvision import cure_torchvision_on_import
 from oversmooth.errors import OversmoothError
 from oversmooth.measurement.measurement import measure
 from oversmooth.models.verify import verify
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from oversmooth.control.edit import edit
     from oversmooth.control.interventions import apply, unapply
 
+cure_torchvision_on_import()
 __version__ = metadata.version("oversmooth")
 __all__ = [
     "Analysis",

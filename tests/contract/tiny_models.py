@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.models.live import example_inputs, register_own_models
 from oversmooth.models.stores.module import describe
 
@@ -219,7 +218,6 @@ def _prototype(case: str, seed: int) -> tuple[nn.Module, dict[str, torch.Tensor]
 
 
 def _build(case: str) -> nn.Module:
-    ensure_torchvision()
     if case in TINY:
         from transformers import AutoConfig, AutoModel
 

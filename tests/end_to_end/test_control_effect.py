@@ -9,7 +9,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import oversmooth as osm
-from oversmooth.environment.torchvision import ensure_torchvision
 
 EPOCHS, BATCH, PEAK_RATE = 12, 96, 2e-3
 TRAIN = 1437
@@ -37,7 +36,6 @@ def digits() -> tuple[Tensor, Tensor]:
 
 def vision_transformer() -> nn.Module:
     """12 layers, 64 wide, 4 heads; 16 patches of 2 x 2 pixels and a class token."""
-    ensure_torchvision()
     from timm.models.vision_transformer import VisionTransformer
 
     torch.manual_seed(0)

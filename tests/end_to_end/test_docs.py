@@ -13,14 +13,12 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-import torch
 import typer
 
 from oversmooth import cli
-from oversmooth.environment.threads import one_thread
 from oversmooth.models.families import ARCHITECTURES
 from oversmooth.training.reproduce.claims import CLAIMS
-from tests.command_line import oversmooth
+from tests.command_line import fresh_python, oversmooth
 from tests.real_models import minilm
 
 ROOT = Path(__file__).parents[2]
@@ -64,15 +62,14 @@ def having(*kinds, run=False):
 
 
 @pytest.mark.parametrize("page", having("python"))
-def test_the_code_of_a_page_runs_from_its_first_block_to_its_last(page, tmp_path, monkeypatch):
+def test_the_code_of_a_page_runs_in_a_fresh_interpreter_from_its_first_block_to_its_last(page, tmp_path):
     minilm()
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    namespace = {"__name__": "__main__"}
-    with one_thread(True):
-        for block in blocks(page, "python"):
-            # Blank lines before it, so that a traceback shows the line of the page.
-            exec(compile("\n" * block.line + block.body, str(ROOT / page), "exec"), namespace)
+    lines: list[str] = []
+    for block in blocks(page, "python"):
+        # Blank lines before it, so that a traceback shows the line of the page.
+        lines += [""] * (block.line - len(lines)) + block.body.splitlines()
+    done = fresh_python("\n".join(lines), tmp_path)
+    assert done.returncode == 0, f"{page}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("page", having("bash", run=True))

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from oversmooth.data.samples import sample_texts
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.results import Measurement
 from tests.command_line import oversmooth
 from tests.contract.tiny_models import tiny_model
@@ -27,7 +26,6 @@ def measured(tmp_path_factory):
 
 def plain_reference(text):
     """Mean cosine and HFC/LFC over depth from `output_hidden_states`, one text at a time, by definition."""
-    ensure_torchvision()
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(minilm())

@@ -11,7 +11,6 @@ import torch
 
 from oversmooth import predict
 from oversmooth.data.samples import sample_texts
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.results import Prediction
 from tests.command_line import oversmooth
 from tests.contract.tiny_models import tiny_model
@@ -97,8 +96,6 @@ def test_the_rows_of_the_csv_are_those_of_the_result(predicted):
 def test_the_radius_is_that_of_an_independent_solver_on_the_real_model(predicted, text):
     """scipy's ARPACK on the operator written down with Kronecker's order, from transformers' own attention."""
     from scipy.sparse.linalg import LinearOperator, eigs
-
-    ensure_torchvision()
     from transformers import AutoModel, AutoTokenizer
 
     model = AutoModel.from_pretrained(minilm(), attn_implementation="eager", dtype=torch.float64).eval()

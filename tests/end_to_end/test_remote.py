@@ -12,7 +12,6 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 import oversmooth as osm
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.errors import BrokenFile, NotLive, RemoteUnavailable, TargetNotFound
 from oversmooth.models.source import open_source
 from oversmooth.models.stores import files
@@ -103,7 +102,6 @@ class Shop:
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
     """A small LLaMA with an embedding and a feed-forward that dwarf its value path, in shards."""
-    ensure_torchvision()
     from transformers import AutoConfig, AutoModel
 
     torch.manual_seed(0)
@@ -384,7 +382,6 @@ def test_a_hub_model_without_weights_is_refused(hub, tmp_path):
 
 
 def test_a_timm_name_is_read_from_its_hub_repository(hub, tmp_path, monkeypatch):
-    ensure_torchvision()
     import timm
 
     monkeypatch.setattr(timm, "get_pretrained_cfg", lambda name: type("Config", (), {"hf_hub_id": "owner/name"}))

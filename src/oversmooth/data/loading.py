@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from oversmooth.data.batches import AUDIO, IMAGE, TEXT
 from oversmooth.data.samples import sample_images, sample_sounds, sample_texts
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.errors import MissingDependency, UnreadableData, WrongBatch
 from oversmooth.models.source import Source
 
@@ -240,7 +239,6 @@ def _encoder(
 
 
 def _text_encoder(source: Source, config: Mapping[str, Any], max_tokens: int, trust_remote_code: bool) -> Encode:
-    ensure_torchvision()
     from transformers import AutoTokenizer
 
     place = source.place or getattr(getattr(source.module, "config", None), "_name_or_path", None)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.errors import MissingDependency, NotLive, OutOfRange
 from oversmooth.models.source import Source
 
@@ -30,7 +29,6 @@ def load_model(
     if source.place.startswith("timm:") or "architecture" in source.config:
         return _load_timm(source, verb, dtype)
     try:
-        ensure_torchvision()
         import transformers
     except ImportError as error:
         raise MissingDependency("transformers", "hf", f"`{verb}`") from error
@@ -51,7 +49,6 @@ def load_model(
 
 def register_own_models() -> None:
     """Makes transformers' Auto classes know the model types that this package itself defines."""
-    ensure_torchvision()
     from oversmooth.models.crammed_bert import register
 
     register()
@@ -59,7 +56,6 @@ def register_own_models() -> None:
 
 def _load_timm(source: Source, verb: str, dtype: torch.dtype) -> nn.Module:
     try:
-        ensure_torchvision()
         import timm
     except ImportError as error:
         raise MissingDependency("timm", "timm", "running a timm model") from error

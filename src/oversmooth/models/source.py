@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.errors import (
     AmbiguousFolder,
     BrokenFile,
@@ -402,7 +401,6 @@ def _timm_config(architecture: str, arguments: Mapping[str, Any]) -> dict[str, A
 
 def _import_timm() -> Any | None:
     try:
-        ensure_torchvision()
         import timm
     except ImportError:
         return None

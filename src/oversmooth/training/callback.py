@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oversmooth.data.batches import Batch
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.measurement.metrics import Choice
 from oversmooth.training.monitor import MONITOR_METRICS, Monitor
 
@@ -44,7 +43,6 @@ def smoothing_callback(
     The numbers go to whatever the Trainer reports to (TensorBoard, W&B, ...), to its `log_history`, and to a JSONL
     `file` that `oversmooth report --run FILE` turns into curves over training.
     """
-    ensure_torchvision()
     from transformers import TrainerCallback
 
     class SmoothingCallback(TrainerCallback):

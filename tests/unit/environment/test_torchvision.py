@@ -1,7 +1,7 @@
-"""torchvision beside a CPU-only torch: made importable where it fails for want of two operators, else left alone."""
+"""torchvision beside a torch of another build: cured while it is imported if it has to be, else left alone."""
 
+import importlib
 import importlib.util
-import subprocess
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -10,10 +10,20 @@ import pytest
 import torch
 
 from oversmooth.environment import torchvision as torchvision_compat
-from oversmooth.environment.torchvision import ensure_torchvision
+from oversmooth.environment.torchvision import TorchvisionCure, cure_torchvision_on_import
+from tests.command_line import fresh_python
 
 
-class FakeTorchvision(MetaPathFinder, Loader):
+class FakeLoader(Loader):
+    def __init__(self, finder):
+        self.finder = finder
+
+    def exec_module(self, module):
+        self.finder.imports += 1
+        self.finder.execute()
+
+
+class FakeTorchvision(MetaPathFinder):
     """A torchvision whose import runs the given function."""
 
     def __init__(self, execute):
@@ -21,16 +31,12 @@ class FakeTorchvision(MetaPathFinder, Loader):
         self.imports = 0
 
     def find_spec(self, name, path=None, target=None):
-        return ModuleSpec(name, self) if name == "torchvision" else None
-
-    def exec_module(self, module):
-        self.imports += 1
-        self.execute()
+        return ModuleSpec(name, FakeLoader(self)) if name == "torchvision" else None
 
 
 @pytest.fixture
 def torchvision(monkeypatch):
-    """Installs a fake in front of the real package; `torch.library` is replaced, so nothing stays declared."""
+    """Installs a fake in place of the real package; `torch.library` is replaced, so nothing stays declared."""
     declared = []
 
     class Library:
@@ -44,7 +50,9 @@ def torchvision(monkeypatch):
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             monkeypatch.delitem(sys.modules, name)
         fake = FakeTorchvision(lambda: execute(declared))
-        monkeypatch.setattr(sys, "meta_path", [fake, *sys.meta_path])
+        others = [finder for finder in sys.meta_path if not isinstance(finder, TorchvisionCure)]
+        monkeypatch.setattr(sys, "meta_path", [fake, *others])
+        cure_torchvision_on_import()
         return fake
 
     monkeypatch.setattr(torch.library, "Library", Library)
@@ -56,29 +64,39 @@ def torchvision(monkeypatch):
 
 def needs_operators(declared):
     if "torchvision::nms" not in declared:
+        sys.modules["torchvision.half"] = sys.modules["torchvision"]
         raise RuntimeError("operator torchvision::nms does not exist")
 
 
 def test_missing_operators_are_declared_and_the_import_is_tried_again(torchvision):
     fake = torchvision(needs_operators)
-    ensure_torchvision()
+    importlib.import_module("torchvision")
     assert torchvision.declared == ["torchvision::nms", "torchvision::qnms"]
     assert fake.imports == 2
     assert "torchvision" in sys.modules
+    assert "torchvision.half" not in sys.modules
 
 
 def test_operators_are_declared_once(torchvision):
     torchvision(needs_operators)
-    ensure_torchvision()
-    ensure_torchvision()
+    importlib.import_module("torchvision")
+    del sys.modules["torchvision"]
+    importlib.import_module("torchvision")
     assert torchvision.declared == ["torchvision::nms", "torchvision::qnms"]
 
 
 def test_a_torchvision_that_works_is_left_alone(torchvision):
     fake = torchvision(lambda declared: None)
-    ensure_torchvision()
+    importlib.import_module("torchvision")
     assert torchvision.declared == []
     assert fake.imports == 1
+
+
+def test_nothing_is_imported_before_torchvision_is_asked_for(torchvision):
+    fake = torchvision(needs_operators)
+    assert importlib.util.find_spec("torchvision") is not None
+    importlib.import_module("json")
+    assert fake.imports == 0
 
 
 def test_another_failure_of_torchvision_is_not_hidden(torchvision):
@@ -87,22 +105,32 @@ def test_another_failure_of_torchvision_is_not_hidden(torchvision):
 
     torchvision(fails)
     with pytest.raises(RuntimeError, match="something else"):
-        ensure_torchvision()
+        importlib.import_module("torchvision")
     assert torchvision.declared == []
 
 
-def test_without_torchvision_nothing_happens(torchvision, monkeypatch):
+def test_without_torchvision_its_import_fails_as_ever(torchvision, monkeypatch):
     fake = torchvision(needs_operators)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    ensure_torchvision()
-    assert fake.imports == 0
+    monkeypatch.setattr(fake, "find_spec", lambda *words: None)
+    monkeypatch.setattr(sys, "path", [])
+    assert importlib.util.find_spec("torchvision") is None
+    with pytest.raises(ModuleNotFoundError, match="torchvision"):
+        importlib.import_module("torchvision")
 
 
-def test_timm_and_transformers_vision_models_import_in_a_fresh_interpreter():
-    code = (
-        "from oversmooth.environment.torchvision import ensure_torchvision; ensure_torchvision();"
-        "import timm; from transformers import ViTModel;"
-        "print(timm.is_model('vit_tiny_patch16_224'), ViTModel.__name__)"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["True", "ViTModel"]
+def test_the_finder_is_put_in_place_once():
+    cure_torchvision_on_import()
+    assert sum(isinstance(finder, TorchvisionCure) for finder in sys.meta_path) == 1
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "import oversmooth, timm; from transformers import ViTModel",
+        "from transformers import AutoModel; import oversmooth; from transformers import ViTModel; import timm",
+    ],
+)
+def test_timm_and_transformers_import_in_any_order_after_oversmooth(statements):
+    known = "print(timm.is_model('vit_tiny_patch16_224'), ViTModel.__name__)"
+    run = fresh_python(f"{statements}\n{known}")
+    assert run.stdout.split() == ["True", "ViTModel"], run.stderr

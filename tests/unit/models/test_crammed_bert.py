@@ -156,7 +156,7 @@ def test_plain_transformers_opens_it_where_this_package_is_not_installed(code, t
 
     model = masked_lm(code)
     model.save_pretrained(tmp_path / "model")
-    cure = Path(torchvision_compat.__file__).read_text() + "\n\nensure_torchvision()\n"
+    cure = Path(torchvision_compat.__file__).read_text() + "\n\ncure_torchvision_on_import()\n"
     (tmp_path / "torchvision_cure.py").write_text(cure)
     (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
     run = subprocess.run(

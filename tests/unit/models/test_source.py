@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import oversmooth as osm
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.errors import (
     AdapterMismatch,
     AmbiguousFolder,
@@ -358,7 +357,6 @@ def test_output_weights_of_heads_that_share_values_are_summed_above_the_stored_p
 
 
 def bert2bert():
-    ensure_torchvision()
     from transformers import AutoConfig, EncoderDecoderConfig, EncoderDecoderModel
 
     encoder = AutoConfig.for_model("bert", **TINY["bert"][1])
@@ -554,7 +552,6 @@ def test_nothing_is_both_declared_and_refused():
 
 
 def test_every_refused_model_type_of_the_installed_transformers_exists():
-    ensure_torchvision()
     from transformers import CONFIG_MAPPING
 
     elsewhere = {"deepseek2", "gpt-oss", "rwkv7", "minicpm3", "kimi_k2", "kimi_linear"}  # GGUF, or code on the hub

@@ -21,7 +21,6 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from oversmooth.analysis import analyze
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.errors import CannotControl, CannotResume, NotWritable, OutOfRange, OversmoothError, TrainingStopped
 from oversmooth.output.whole_files import folder_whole, make_folder, require_free, write_whole
 from oversmooth.results import Analysis, Progress, no_progress
@@ -128,7 +127,6 @@ def run(job: Job, asked: Asked, progress: Progress = no_progress) -> Run:
 
 
 def _training_arguments(job: Job, asked: Asked) -> Any:
-    ensure_torchvision()
     from transformers import TrainingArguments
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))

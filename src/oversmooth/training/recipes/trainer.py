@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.errors import NotWritable, OversmoothError, TrainingStopped
 from oversmooth.training.recipes.job import EpochSampler, Job
 
@@ -31,7 +30,6 @@ def checkpoints(folder: Path) -> list[int]:
 
 def recipe_trainer(job: Job) -> type:
     """A Trainer for this job; a class made when it is asked for, because transformers is imported only then."""
-    ensure_torchvision()
     from transformers import Trainer
 
     base: Any = job.trainer_base() if job.trainer_base else Trainer

@@ -9,7 +9,6 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import spectral_norm
 
 import oversmooth as osm
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.errors import BrokenFile, PackedWeights, RefusedArchitecture, UnidentifiedWeights
 from oversmooth.models.source import open_source
 from oversmooth.models.stores.module import ModuleStore, attention_modules, describe
@@ -32,7 +31,6 @@ class Doubled(nn.Module):
 
 
 def timm_model(architecture, **options):
-    ensure_torchvision()
     import timm
 
     return timm.create_model(architecture, **options)

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oversmooth.environment.torchvision import ensure_torchvision
-
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -84,7 +82,6 @@ def _alphabet(tokenizer: "Tokenizer", texts: Iterable[str], most: int) -> list[s
 
 def save_tokenizer(tokenizer: "Tokenizer", folder: Path, length: int) -> None:
     """Beside the weights, as `AutoTokenizer` reads it; sequences are cut at `length`."""
-    ensure_torchvision()
     from transformers import PreTrainedTokenizerFast
 
     names = {"pad_token": PAD, "unk_token": UNKNOWN, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}

@@ -9,7 +9,6 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.training.recipes.vision.corruptions import Corruption
 from oversmooth.training.recipes.vision.draws import Draw, drawn_from
 from oversmooth.training.recipes.vision.settings import VisionRecipe
@@ -23,7 +22,6 @@ GRID_IMAGES, GRID_COLUMNS = 64, 8
 
 def training_transform(recipe: VisionRecipe) -> Transform:
     """timm's training transform; for small images its random resized crop is replaced, as in DeiT's code."""
-    ensure_torchvision()
     from timm.data import create_transform
     from torchvision import transforms
 
@@ -50,7 +48,6 @@ def training_transform(recipe: VisionRecipe) -> Transform:
 
 def evaluation_transform(recipe: VisionRecipe) -> tuple[Any, Transform]:
     """Resized so that the crop is `crop_ratio` of it and cut out of the middle; then normalised."""
-    ensure_torchvision()
     from timm.data import create_transform
     from torchvision import transforms
 
@@ -112,7 +109,6 @@ class TrainingBatch:
     """Examples to a batch with soft targets: MixUp or CutMix within groups, then label smoothing. Targets sum to one."""
 
     def __init__(self, recipe: VisionRecipe, seed: int):
-        ensure_torchvision()
         from timm.data import Mixup
 
         settings = recipe.augmentation

@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import nn
 
-from oversmooth.environment.torchvision import ensure_torchvision
 from oversmooth.training.recipes.vision.settings import VisionRecipe
 
 ARCHITECTURE = "vit_tiny_patch16_224"
@@ -16,7 +15,6 @@ NOT_SAVED = ("drop_path_rate",)
 
 def build_model(recipe: VisionRecipe) -> nn.Module:
     """A fresh model; seed torch before."""
-    ensure_torchvision()
     import timm
 
     model: nn.Module = timm.create_model(ARCHITECTURE, pretrained=False, **recipe.model_arguments())
@@ -25,7 +23,6 @@ def build_model(recipe: VisionRecipe) -> nn.Module:
 
 def save_model(recipe: VisionRecipe, model: nn.Module, folder: Path) -> None:
     """Writes what `timm.create_model("local-dir:FOLDER", pretrained=True)` loads."""
-    ensure_torchvision()
     from timm.models import save_for_hf
 
     arguments = {name: value for name, value in recipe.model_arguments().items() if name not in NOT_SAVED}
