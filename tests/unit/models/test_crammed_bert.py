@@ -25,7 +25,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def code():
-    from oversmooth.training.recipes.language import crammed_bert
+    from oversmooth.models import crammed_bert
 
     register_own_models()
     return crammed_bert
