@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import oversmooth as osm
 from oversmooth.errors import BrokenFile, NotLive, RemoteUnavailable, TargetNotFound
 from oversmooth.models.source import open_source
-from oversmooth.models.stores import files
+from oversmooth.models.stores import attempts
 from tests.contract.tiny_models import GROUPED, tiny_model
 
 HUB = re.compile(r"^/owner/name/resolve/(?P<revision>[^/]+)/")
@@ -133,7 +133,7 @@ def shop(model_folder):
 @pytest.fixture(autouse=True)
 def quick_and_local(monkeypatch):
     """No waits between retries, and no proxy between us and ourselves."""
-    monkeypatch.setattr(files.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(attempts.time, "sleep", lambda seconds: None)
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "127.0.0.1")
 
@@ -280,7 +280,7 @@ def test_a_server_that_stays_broken_is_given_up_with_its_status(shop):
     shop.statuses = {"config.json": [500] * 100}
     with pytest.raises(RemoteUnavailable, match="500"):
         osm.inspect(shop.url)
-    assert len(shop.requests) == 2 * files.TRIES
+    assert len(shop.requests) == 2 * attempts.TRIES
 
 
 def test_a_body_that_is_cut_is_refused(single_folder):

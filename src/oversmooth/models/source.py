@@ -5,7 +5,6 @@
 This module, with `live.py`, is the only one below the recipes that imports transformers or timm, inside functions.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -36,12 +35,14 @@ from oversmooth.models.identify import (
     known_gguf_architectures,
     known_model_types,
 )
-from oversmooth.models.stores.files import Folder, LocalFolder, RemoteFolder, cached_hub_folder, hub_folder, read_small
+from oversmooth.models.stores.files import LARGEST_JSON, Folder, LocalFolder, read_small
 from oversmooth.models.stores.gguf import GGUFStore
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.pickle import PickleStore
+from oversmooth.models.stores.remote import cached_hub_folder, hub_folder, remote_folder
 from oversmooth.models.stores.safetensors import SafetensorsStore, read_weight_map
 from oversmooth.models.stores.store import TensorStore
+from oversmooth.results.json_text import json_object
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SHARD = re.compile(r"-\d+-of-\d+(?=\.(safetensors|bin)$)")
@@ -282,7 +283,7 @@ def _open_hub(repo: str, revision: str | None, rest: str, target: str) -> Source
 def _open_url(target: str) -> Source:
     address, _, query = target.partition("?")
     base, file = _split_file(address)
-    folder = RemoteFolder(base, query=f"?{query}" if query else "")
+    folder = remote_folder(base, query=f"?{query}" if query else "")
     source = _open_file(folder, file, target) if file else _open_folder(folder, target, place=None)
     return Source(target=target, kind="url", config=source.config, store=source.store)
 
@@ -365,11 +366,7 @@ def _read_config(folder: Folder) -> dict[str, Any]:
     """The config beside the weights, or an empty one; timm's own config is completed from timm's registry."""
     if not folder.has("config.json"):
         return {}
-    try:
-        config = json.loads(read_small(folder, "config.json"))
-        assert isinstance(config, dict)
-    except (ValueError, RecursionError, AssertionError) as error:
-        raise BrokenFile(f"{folder.label}/config.json", "a JSON object", "something else") from error
+    config = json_object(read_small(folder, "config.json", LARGEST_JSON), f"{folder.label}/config.json")
     if "architecture" in config and "model_type" not in config:
         config |= _timm_config(str(config["architecture"]), config.get("model_args") or {})
     return config

@@ -4,17 +4,18 @@ Not memory-mapped on purpose: pages of a map stay resident, so the peak would gr
 The header is checked completely before any number is believed.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from oversmooth.errors import BrokenFile, PackedWeights
-from oversmooth.models.stores.files import Folder, RangedFile, read_small
+from oversmooth.models.stores.files import LARGEST_JSON, Folder, RangedFile, read_small
 from oversmooth.results import FileFacts
+from oversmooth.results.json_text import json_kind, json_object
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -30,8 +31,20 @@ DTYPES: Mapping[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+BITS: Mapping[str, int] = {
+    **{name: 8 * dtype.itemsize for name, dtype in DTYPES.items()},
+    **dict.fromkeys(("F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("U64", "C64"), 64),
+    "F4": 4,
+    "U16": 16,
+    "U32": 32,
+}
+"""Bits per number of every dtype of the format, also of those that are never read here: the layout needs them."""
 LARGEST_HEADER = 100_000_000
 """Bytes; the limit of the format's own implementation."""
+LARGEST_COUNT = 2**63
+"""No dimension, and no number of bits of a tensor, reaches this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +58,91 @@ class Entry:
 
 
 def read_header(file: RangedFile) -> dict[str, Entry]:
-    """The checked header of a safetensors file."""
+    """The header of a safetensors file, checked as the format's own reader checks it.
+
+    Tensors must follow each other without gap or overlap from the end of the header to the end of the file. A name
+    that stands twice is refused too (the format's reader takes the last).
+    """
     if file.size < 8:
         raise BrokenFile(file.label, "a safetensors header", f"a file of {file.size} bytes")
     length = int.from_bytes(file.read(0, 8), "little")
     if length > min(file.size - 8, LARGEST_HEADER):
         raise BrokenFile(file.label, "a safetensors header that fits into the file", f"a header of {length} bytes")
-    try:
-        header = json.loads(bytes(file.read(8, 8 + length)))
-        assert isinstance(header, dict)
-    except (ValueError, RecursionError, AssertionError) as error:
-        raise BrokenFile(file.label, "a safetensors header in JSON", "something else") from error
+    header = json_object(
+        bytes(file.read(8, 8 + length)),
+        file.label,
+        "a safetensors header in JSON",
+        object_pairs_hook=_without_duplicates,
+        parse_constant=_no_constant,
+        parse_int=_whole,
+    )
+    _check_metadata(file, header.pop("__metadata__", None))
     base = 8 + length
-    return {name: _entry(file, name, item, base) for name, item in header.items() if name != "__metadata__"}
+    entries = {name: _entry(file, name, item, base) for name, item in header.items()}
+    _check_layout(file, entries, base)
+    return entries
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name {name!r} twice")
+        found[name] = value
+    return found
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word}, which is no JSON")
+
+
+def _whole(digits: str) -> int | float:
+    return float(digits) if digits.startswith("-") else int(digits)  # sizes have no sign; the reference refuses -0
+
+
+def _check_metadata(file: RangedFile, metadata: object) -> None:
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        found = "other values" if isinstance(metadata, dict) else json_kind(metadata)
+        raise BrokenFile(file.label, "__metadata__ of strings by name", found)
 
 
 def _entry(file: RangedFile, name: str, item: object, base: int) -> Entry:
     try:
         dtype, shape, (start, stop) = item["dtype"], tuple(item["shape"]), item["data_offsets"]  # type: ignore[index]
-        is_whole = isinstance(dtype, str) and all(isinstance(size, int) and size >= 0 for size in (*shape, start, stop))
     except (KeyError, TypeError, ValueError) as error:
-        raise BrokenFile(file.label, f"dtype, shape and offsets of {name!r}", repr(item)) from error
-    if not is_whole or stop < start:
-        raise BrokenFile(file.label, f"a dtype and whole, ordered sizes for {name!r}", repr(item))
-    if dtype in DTYPES and stop - start != math.prod(shape) * DTYPES[dtype].itemsize:
-        raise BrokenFile(file.label, f"{list(shape)} numbers of {dtype} in {name!r}", f"{stop - start} bytes")
+        raise BrokenFile(file.label, f"dtype, shape and offsets of {name!r}", _shortened(item)) from error
+    is_whole = all(type(size) is int for size in (*shape, start, stop))
+    if not isinstance(dtype, str) or not is_whole or stop < start:
+        raise BrokenFile(file.label, f"a dtype and whole, ordered sizes for {name!r}", _shortened(item))
+    if dtype not in BITS:
+        raise BrokenFile(file.label, f"a dtype of safetensors for {name!r}", repr(dtype[:40]))
+    if math.prod(max(size, 1) for size in shape) * BITS[dtype] >= LARGEST_COUNT:
+        raise BrokenFile(file.label, f"a shape of {name!r} that a tensor can have", _shortened(list(shape)))
+    if 8 * (stop - start) != math.prod(shape) * BITS[dtype]:
+        raise BrokenFile(
+            file.label, f"{_shortened(list(shape))} numbers of {dtype} in {name!r}", f"{stop - start} bytes"
+        )
     if base + stop > file.size:
         raise BrokenFile(file.label, f"{base + stop} bytes, as its header promises for {name!r}", f"{file.size}")
     return Entry(dtype, shape, base + start, base + stop)
+
+
+def _check_layout(file: RangedFile, entries: Mapping[str, Entry], base: int) -> None:
+    """Raises unless every byte after the header belongs to exactly one tensor."""
+    end = base
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if entry.start != end:
+            fault = "leaves a gap" if entry.start > end else "overlaps another tensor"
+            raise BrokenFile(file.label, f"{name!r} to begin at byte {end}", f"{entry.start}, which {fault}")
+        end = entry.stop
+    if end != file.size:
+        raise BrokenFile(file.label, f"a file of {end} bytes, as its header promises", f"{file.size}")
+
+
+def _shortened(value: object) -> str:
+    return text if len(text := repr(value)) <= 200 else f"{text[:200]}..."
 
 
 class SafetensorsStore:
@@ -125,15 +195,15 @@ class SafetensorsStore:
 def read_weight_map(folder: Folder, index: str) -> dict[str, str]:
     """Tensor name to shard, from an index file."""
     label = f"{folder.label}/{index}"
-    try:
-        weight_map = json.loads(read_small(folder, index))["weight_map"]
-        assert isinstance(weight_map, dict)
-    except (ValueError, KeyError, TypeError, RecursionError, AssertionError) as error:
-        raise BrokenFile(label, "a JSON index with a weight_map", "something else") from error
-    escaping = [shard for shard in weight_map.values() if not isinstance(shard, str) or "/" in shard or "\\" in shard]
-    if escaping:
-        raise BrokenFile(label, "shards beside the index", repr(escaping[0]), "Refused: the index points elsewhere.")
-    absent = sorted({shard for shard in weight_map.values() if not folder.has(shard)})
+    content = json_object(read_small(folder, index, LARGEST_JSON), label, "a JSON index with a weight_map")
+    weight_map = content.get("weight_map")
+    if not isinstance(weight_map, dict):
+        found = f"a weight_map that is {json_kind(weight_map)}" if "weight_map" in content else "none"
+        raise BrokenFile(label, "a JSON index with a weight_map", found)
+    for shard in weight_map.values():
+        if not isinstance(shard, str) or not shard or set(shard) & set("/\\\0"):
+            raise BrokenFile(label, "shards beside the index", repr(shard), "Refused: the index points elsewhere.")
+    absent = sorted(shard for shard in set(weight_map.values()) if not folder.has(shard))
     if absent:
         raise BrokenFile(label, "every shard beside it", f"no {absent[0]}", "Download the missing shards.")
     return weight_map

@@ -7,17 +7,15 @@ import pytest
 from huggingface_hub import constants
 
 from oversmooth.errors import BrokenFile, MissingDependency, RemoteUnavailable
-from oversmooth.models.stores import files
+from oversmooth.models.stores import attempts
+from oversmooth.models.stores.attempts import TRIES, retried
 from oversmooth.models.stores.files import (
-    TRIES,
     Folder,
     LocalFolder,
     RangedFile,
-    RemoteFolder,
-    cached_hub_folder,
-    hub_folder,
     read_small,
 )
+from oversmooth.models.stores.remote import cached_hub_folder, hub_folder, remote_folder
 
 
 class Answer(Exception):
@@ -32,7 +30,7 @@ class Answer(Exception):
 def pauses(monkeypatch):
     """The waits between retries, recorded instead of slept."""
     waited = []
-    monkeypatch.setattr(files.time, "sleep", waited.append)
+    monkeypatch.setattr(attempts.time, "sleep", waited.append)
     return waited
 
 
@@ -77,12 +75,11 @@ def test_a_file_that_vanishes_while_it_is_read_is_refused(tmp_path):
         file.read(0, 3)
 
 
-def test_only_small_files_are_read_whole(tmp_path, monkeypatch):
+def test_only_small_files_are_read_whole(tmp_path):
     (tmp_path / "x").write_bytes(b"abc")
-    assert read_small(LocalFolder(tmp_path), "x") == b"abc"
-    monkeypatch.setattr(files, "SMALL_FILE_BYTES", 2)
+    assert read_small(LocalFolder(tmp_path), "x", 3) == b"abc"
     with pytest.raises(BrokenFile, match="at most 2 bytes, found 3"):
-        read_small(LocalFolder(tmp_path), "x")
+        read_small(LocalFolder(tmp_path), "x", 2)
 
 
 # --- remote, without any network ------------------------------------------------------------------------------------
@@ -93,7 +90,7 @@ def memory():
     """fsspec's own file system in memory: remote for us, nowhere for everyone else."""
     system = fsspec.filesystem("memory")
     system.pipe_file("/model/config.json", b'{"a": 1}')
-    yield RemoteFolder("memory://model/")
+    yield remote_folder("memory://model/")
     system.rm("/model", recursive=True)
 
 
@@ -102,7 +99,7 @@ def test_any_fsspec_location_is_a_folder(memory):
     assert memory.listing() is None
     assert (memory.has("config.json"), memory.has("other")) == (True, False)
     assert memory.open("config.json").read(1, 4) == b'"a"'
-    assert read_small(memory, "config.json") == b'{"a": 1}'
+    assert read_small(memory, "config.json", 100) == b'{"a": 1}'
 
 
 def test_a_remote_file_that_does_not_exist_is_refused(memory):
@@ -113,14 +110,14 @@ def test_a_remote_file_that_does_not_exist_is_refused(memory):
 @pytest.mark.parametrize("url", ["foo://bar", "s3://bucket/model"])
 def test_a_protocol_that_cannot_be_read_is_refused(url):
     with pytest.raises(RemoteUnavailable, match=rf"{url} could not be read.*\nUse http"):
-        RemoteFolder(url)
+        remote_folder(url)
 
 
 @pytest.mark.parametrize(("package", "url"), [("fsspec", "memory://x"), ("aiohttp", "http://127.0.0.1:9")])
 def test_a_missing_package_is_named_with_its_extra(package, url, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependency, match=rf"'{package}'.*\n.*oversmooth\[hf\]"):
-        RemoteFolder(url)
+        remote_folder(url)
 
 
 def test_a_failure_of_the_network_is_tried_again_after_a_pause(pauses):
@@ -131,7 +128,7 @@ def test_a_failure_of_the_network_is_tried_again_after_a_pause(pauses):
             raise failures.pop()
         return "content"
 
-    assert files._retried("label", read) == "content"
+    assert retried("label", read) == "content"
     assert pauses == [1, 2]
 
 
@@ -143,7 +140,7 @@ def test_a_failure_hidden_behind_not_found_is_tried_again(pauses):
             raise FileNotFoundError("x") from failures.pop()
         return "content"
 
-    assert files._retried("label", read) == "content"
+    assert retried("label", read) == "content"
     assert pauses == [1]
 
 
@@ -152,7 +149,7 @@ def test_a_network_that_keeps_failing_is_given_up_with_the_real_cause(pauses):
         raise FileNotFoundError("x") from ConnectionResetError("reset by peer")
 
     with pytest.raises(RemoteUnavailable, match="ConnectionResetError: reset by peer"):
-        files._retried("label", read)
+        retried("label", read)
     assert len(pauses) == TRIES - 1
 
 
@@ -162,7 +159,7 @@ def test_a_file_that_does_not_exist_is_not_tried_again(cause, pauses):
         raise FileNotFoundError("x") from cause
 
     with pytest.raises(FileNotFoundError):
-        files._retried("label", read)
+        retried("label", read)
     assert pauses == []
 
 
@@ -175,7 +172,7 @@ def test_a_refused_access_is_not_tried_again_and_speaks_of_login(status, is_hidd
         raise Answer(status)
 
     with pytest.raises(RemoteUnavailable, match=rf"access was refused \({status}\).*\n.*hf auth login"):
-        files._retried("label", read)
+        retried("label", read)
     assert pauses == []
 
 

@@ -5,6 +5,7 @@ import struct
 
 import pytest
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from oversmooth.errors import BrokenFile, PackedWeights
@@ -108,7 +109,7 @@ def sharded(folder, weight_map, files=None):
         ({**SOUND, "shape": [-2, -3]}, "ordered sizes for 'w'"),
         ({**SOUND, "data_offsets": [-24, 0]}, "ordered sizes for 'w'"),
         ({**SOUND, "shape": [2.0, 3.0]}, "ordered sizes for 'w'"),
-        ({**SOUND, "shape": [10**30, 0, 10**30], "data_offsets": [0, 8]}, "numbers of F32 in 'w'"),
+        ({**SOUND, "shape": [10**30, 0, 10**30], "data_offsets": [0, 8]}, "a shape of 'w' that a tensor can have"),
         ({**SOUND, "dtype": ["F32"]}, "a dtype and whole"),
         ({**SOUND, "data_offsets": [0]}, "dtype, shape and offsets of 'w'"),
         ({"dtype": "F32", "shape": [2, 3]}, "dtype, shape and offsets of 'w'"),
@@ -143,6 +144,75 @@ def test_what_is_no_safetensors_file_is_refused(content, expected, tmp_path):
     with pytest.raises(BrokenFile) as caught:
         opened(tmp_path / "x.safetensors")
     assert expected in str(caught.value)
+
+
+def entry(start, stop, dtype="F32"):
+    return {"dtype": dtype, "shape": [(stop - start) // 4], "data_offsets": [start, stop]}
+
+
+def text(name, first, last=""):
+    """A header in which one key stands twice."""
+    one = json.dumps(entry(0, 8))
+    return f'{{"{name}": {first or one}, "{name}": {last or one}}}'.encode()
+
+
+LAYOUTS = {
+    "overlap": ({"a": entry(0, 8), "b": entry(4, 12)}, 12, "'b' to begin at byte"),
+    "the same bytes twice": ({"a": entry(0, 8), "b": entry(0, 8)}, 8, "overlaps another tensor"),
+    "a gap": ({"a": entry(0, 8), "b": entry(12, 20)}, 20, "leaves a gap"),
+    "a gap at the start": ({"a": entry(4, 12)}, 12, "leaves a gap"),
+    "bytes of nobody at the end": ({"a": entry(0, 8)}, 12, "as its header promises"),
+    "bytes but no tensor": ({}, 4, "as its header promises"),
+    "an empty tensor inside another": ({"a": entry(0, 8), "b": entry(4, 4)}, 8, "to begin at byte"),
+    "a length that cuts the header": (json.dumps({"a": entry(0, 8)}).encode()[:-1], 9, "no JSON"),
+    "another number system": ({"a": entry(0, 8, "F3")}, 8, "a dtype of safetensors for 'a', found 'F3'"),
+    "sizes that overflow": ({"a": {**entry(0, 0), "shape": [2**40, 2**40, 0]}}, 0, "a shape of 'a'"),
+    "true as a size": ({"a": {**entry(0, 8), "shape": [True, 2]}}, 8, "ordered sizes for 'a'"),
+    "minus zero": (json.dumps({"a": entry(0, 8)}).replace("[0,", "[-0,").encode(), 8, "ordered sizes for 'a'"),
+    "half a character": (b'{"\\ud800": ' + json.dumps(entry(0, 8)).encode() + b"}", 8, "half a character"),
+    "another encoding": (json.dumps({"a": entry(0, 8)}).encode("utf-16"), 8, "not UTF-8"),
+    "NaN": (b'{"a": NaN}', 0, "NaN, which is no JSON"),
+    "metadata of numbers": ({"__metadata__": {"step": 1}, "a": entry(0, 8)}, 8, "__metadata__ of strings"),
+    "metadata as a list": ({"__metadata__": [], "a": entry(0, 8)}, 8, "found a list"),
+    "metadata twice": (text("__metadata__", "{}", "{}"), 0, "the name '__metadata__' twice"),
+    "a field twice": (json.dumps({"a": entry(0, 8)}).replace('"shape"', '"dtype"').encode(), 8, "'dtype' twice"),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_the_formats_own_reader_refuses_is_refused(name, tmp_path):
+    header, size, expected = LAYOUTS[name]
+    path = raw_file(tmp_path / "x.safetensors", header, bytes(size))
+    with pytest.raises(SafetensorError), safe_open(path, "pt"):
+        pass
+    with pytest.raises(BrokenFile) as caught:
+        opened(path)
+    assert expected in str(caught.value)
+
+
+def test_a_name_that_stands_twice_is_refused(tmp_path):
+    path = raw_file(tmp_path / "x.safetensors", text("w", ""), bytes(8))
+    with pytest.raises(BrokenFile, match="found the name 'w' twice"):
+        opened(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"b": entry(8, 16), "a": entry(0, 8)},
+        {"__metadata__": None, "a": entry(0, 8), "none": entry(8, 8), "b": entry(8, 16)},
+        json.dumps({"a": entry(0, 8), "b": entry(8, 16)}).encode() + b"   \n",
+        json.dumps({"\U0001f600": entry(0, 8), "": entry(8, 16)}).encode(),
+    ],
+    ids=["any order", "an empty tensor", "spaces at the end", "names beyond ASCII"],
+)
+def test_what_the_formats_own_reader_reads_is_read_alike(header, tmp_path):
+    path = raw_file(tmp_path / "x.safetensors", header, bytes(range(16)))
+    store = opened(path)
+    with safe_open(path, "pt") as reference:
+        assert set(store.names) == set(reference.keys())
+        for name in store.names:
+            torch.testing.assert_close(store.read(name), reference.get_tensor(name), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("kept", [4, 40, -1])
