@@ -17,6 +17,11 @@ def _close_to(word: str, known: Iterable[str]) -> str:
     return f" Close: {', '.join(near)}." if near else ""
 
 
+def _some(names: Sequence[str], shown: int = 6) -> str:
+    more = f", and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
 class OutOfRange(OversmoothError):
     def __init__(self, name: str, value: object, expected: str):
         super().__init__(f"{name} must be {expected}; got {value!r}.")
@@ -163,6 +168,27 @@ class HeadsUnknown(OversmoothError):
         super().__init__(
             f"{where} does not say how many attention heads it has, and {reason}.\n"
             "Give them with --n-heads (and --n-kv)."
+        )
+
+
+class IncompleteWeights(OversmoothError):
+    """A checkpoint without some of the weights that its model needs; libraries would fill them with random numbers."""
+
+    def __init__(
+        self,
+        target: str,
+        missing: Sequence[str],
+        mismatched: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]],
+        unused: Sequence[str] = (),
+    ):
+        found = [f"{len(missing)} missing ({_some(missing)})"] if missing else []
+        if mismatched:
+            shapes = [f"{name}: {file} in the file, {model} in the model" for name, file, model in mismatched]
+            found.append(f"{len(mismatched)} of another shape ({_some(shapes)})")
+        left = f" Names in the file that the model does not have: {_some(unused)}." if unused else ""
+        super().__init__(
+            f"{target!r} does not hold every weight that its model needs: {' and '.join(found)}.{left}\n"
+            "They would be filled with random numbers, so nothing is run. Check that config.json belongs to these weights."
         )
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from oversmooth.models.live import example_inputs, register_own_models
+from oversmooth.models.inputs import example_inputs
+from oversmooth.models.live import register_own_models
 from oversmooth.models.stores.module import describe
 
 TEXT = {

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from oversmooth.errors import WrongBatch
+from oversmooth.models.inputs import AUDIO, IMAGE, TEXT, is_composite
 from oversmooth.models.live import run
 from oversmooth.models.source import Stack
 
@@ -16,7 +17,6 @@ Batch = Tensor | Mapping[str, Any]
 """What a caller gives: one tensor, or tensors by the names of the model's `forward`."""
 DECODER_TOKENS = 8
 """Length of the decoder input that an audio model gets when none is given."""
-IMAGE, TEXT, AUDIO = "pixel_values", "input_ids", ("input_values", "input_features")
 
 
 def prepare(model: nn.Module, config: Mapping[str, Any], batch: Batch, limit: int | None = None) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ def _named(model: nn.Module, config: Mapping[str, Any], batch: Batch) -> dict[st
         known = {name: value for name, value in batch.items() if name in takes and name != "labels"}
         if main not in known and not {"inputs_embeds", *(IMAGE, TEXT, *AUDIO)} & known.keys():
             raise WrongBatch(f"an input named {main!r}", f"the names {', '.join(batch)}", _kind_advice(main))
-        if main not in known and "inputs_embeds" not in known and not _is_composite(config):
+        if main not in known and "inputs_embeds" not in known and not is_composite(config):
             raise WrongBatch(f"an input named {main!r}", f"the names {', '.join(known)}", _kind_advice(main))
         return known
     if not is_transformers:
@@ -63,10 +63,6 @@ def _named(model: nn.Module, config: Mapping[str, Any], batch: Batch) -> dict[st
     if kind != main and not (kind == "inputs_embeds" and main in (TEXT, *AUDIO)):
         raise WrongBatch(f"{main!r}", f"a tensor of shape {tuple(batch.shape)}, {batch.dtype}", _kind_advice(main))
     return {main if main in AUDIO else kind: batch}
-
-
-def _is_composite(config: Mapping[str, Any]) -> bool:
-    return "text_config" in config and "vision_config" in config
 
 
 def _kind_of(tensor: Tensor) -> str:

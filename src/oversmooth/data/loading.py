@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oversmooth.data.batches import AUDIO, IMAGE, TEXT
 from oversmooth.data.samples import sample_images, sample_sounds, sample_texts
 from oversmooth.errors import MissingDependency, UnreadableData, WrongBatch
+from oversmooth.models.inputs import AUDIO, IMAGE, image_shape, input_kinds
 from oversmooth.models.source import Source
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -54,7 +54,7 @@ def load_data(
     trust_remote_code: bool = False,
 ) -> Data:
     """Batches of the right kind for the model, from `--data` or built in; texts are cut at `max_tokens`."""
-    kinds = _kinds(model, config)
+    kinds = input_kinds(model, config)
     encoders = {kind: _encoder(kind, model, source, config, max_tokens, trust_remote_code) for kind in kinds}
     if data is None:
         items, description = _built_in(kinds, model, config, seed), f"built-in samples ({' and '.join(kinds)})"
@@ -62,23 +62,6 @@ def load_data(
         items, description = _given(data, kinds), data
     items = islice(items, max_samples)
     return Data(_batched(items, encoders, batch_size), description, max_samples)
-
-
-def _kinds(model: nn.Module, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The kinds of input the model takes, `text`, `image` or `audio`; two-tower models take two."""
-    if "text_config" in config and "vision_config" in config:
-        takes_pairs = config["model_type"] in ("clip", "siglip")
-        return ("text", "image") if takes_pairs else ("text",)
-    main = getattr(model, "main_input_name", None)
-    if main is None:
-        if config.get("model_type") != "timm_vit":
-            raise WrongBatch(
-                "a transformers or timm model",
-                f"a {type(model).__name__}, whose inputs only you know",
-                "Give batches yourself: osm.measure(model, batches).",
-            )
-        return ("image",)
-    return ("image",) if main == IMAGE else ("text",) if main == TEXT else ("audio",)
 
 
 # --- items ----------------------------------------------------------------------------------------------------------
@@ -260,17 +243,6 @@ def _text_encoder(source: Source, config: Mapping[str, Any], max_tokens: int, tr
         return {name: encoded[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded}
 
     return encode
-
-
-def image_shape(model: nn.Module, config: Mapping[str, Any]) -> tuple[int, int, int]:
-    """`(channels, height, width)` that the model takes."""
-    embed = getattr(model, "patch_embed", None)
-    if embed is not None:
-        return int(embed.proj.in_channels), int(embed.img_size[0]), int(embed.img_size[1])
-    vision = config.get("vision_config") or config
-    size = vision.get("image_size", 224)
-    height, width = (size, size) if isinstance(size, int) else size
-    return int(vision.get("num_channels", 3)), int(height), int(width)
 
 
 def _image_encoder(model: nn.Module, source: Source, config: Mapping[str, Any]) -> Encode:

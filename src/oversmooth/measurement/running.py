@@ -51,6 +51,7 @@ def open_run(
 ) -> LiveRun:
     """Loads the model where it is not loaded yet, moves it where asked, and finds its data."""
     source = open_source(target)
+    source.stacks()  # what is refused or contradicts itself is said before anything is loaded
     model = load_model(source, verb, trust_remote_code=trust_remote_code)
     if device is not None:
         move(model, device)

@@ -1,16 +1,17 @@
-"""Live models: loading one that can be run, and inputs of the right kind and size to run it on."""
+"""Live models: loading one that can be run, with no weight left random, and running it."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from oversmooth.errors import MissingDependency, NotLive, OutOfRange
+from oversmooth.models.completeness import load_completely, require_complete
 from oversmooth.models.source import Source
-
-EXAMPLE_TOKENS = 12
 
 
 def load_model(
@@ -34,16 +35,23 @@ def load_model(
         raise MissingDependency("transformers", "hf", f"`{verb}`") from error
     register_own_models()
     verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # its report of unused heads is not about us
+    transformers.logging.set_verbosity_error()  # its report is read below, where it matters
     transformers.logging.disable_progress_bar()
     try:
-        model = transformers.AutoModel.from_pretrained(
-            source.place, dtype=dtype, trust_remote_code=trust_remote_code, local_files_only=source.kind == "folder"
+        model, loaded = transformers.AutoModel.from_pretrained(
+            source.place,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            local_files_only=source.kind == "folder",
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
         )
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise NotLive(source.target, verb, str(error).splitlines()[0]) from error
     finally:
         transformers.logging.set_verbosity(verbosity)
+    mismatched = [(name, tuple(file), tuple(model)) for name, file, model in loaded["mismatched_keys"]]
+    require_complete(source.target, loaded["missing_keys"], mismatched, loaded["unexpected_keys"])
     return model.eval()
 
 
@@ -59,12 +67,22 @@ def _load_timm(source: Source, verb: str, dtype: torch.dtype) -> nn.Module:
         import timm
     except ImportError as error:
         raise MissingDependency("timm", "timm", "running a timm model") from error
-    place = str(source.place)
-    name = place.removeprefix("timm:") if place.startswith("timm:") else f"local-dir:{place}"
     try:
-        return timm.create_model(name, pretrained=True).to(dtype).eval()
+        return _built_by_timm(source, timm).to(dtype).eval()
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:  # what timm raises of a broken folder
-        raise NotLive(source.target, verb, f"timm says {str(error).splitlines()[0]!r}") from error
+        raise NotLive(source.target, verb, f"timm says {' '.join(str(error).split())[:400]!r}") from error
+
+
+def _built_by_timm(source: Source, timm: Any) -> nn.Module:
+    place = str(source.place)
+    if place.startswith("timm:"):
+        return timm.create_model(place.removeprefix("timm:"), pretrained=True)  # loaded strictly
+    # A folder is loaded by ourselves: timm gives up its check when the classifier has another size.
+    model: nn.Module = timm.create_model(f"local-dir:{place}", pretrained=False)
+    state = timm.models.load_state_dict(str(Path(place) / source.store.files()[0].name))
+    rename = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    load_completely(model, rename(state, model) if rename else state, source.target)
+    return model
 
 
 def move(model: nn.Module, device: str) -> None:
@@ -89,46 +107,6 @@ def quiet_eval(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def example_inputs(model: nn.Module, config: Mapping[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
-    """Random inputs that the model accepts, by the names of its `forward`; for checks, not for measurements.
-
-    Modules that are not transformers' are called with one positional tensor, under the name `""`.
-    """
-
-    def floats(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    def ids(sizes: Mapping[str, Any]) -> Tensor:
-        length = min(EXAMPLE_TOKENS, sizes.get("max_position_embeddings") or EXAMPLE_TOKENS)
-        return torch.randint(3, int(sizes.get("vocab_size") or 100), (1, length), generator=generator)
-
-    model_type = config["model_type"]
-    if model_type == "timm_vit":
-        patches: Any = model.patch_embed
-        return {"": floats(1, patches.proj.in_channels, *patches.img_size)}
-    if model_type in ("torch_encoder", "torch_attention"):
-        attention = next(part for part in model.modules() if isinstance(part, nn.MultiheadAttention))
-        shape = (1, EXAMPLE_TOKENS) if attention.batch_first else (EXAMPLE_TOKENS, 1)
-        return {"": floats(*shape, attention.embed_dim)}
-    text, vision = config.get("text_config") or config, config.get("vision_config") or config
-    found: dict[str, Tensor] = {}
-    main = getattr(model, "main_input_name", "input_ids")
-    if main == "input_features":
-        found["input_features"] = floats(1, config["num_mel_bins"], 2 * config["max_source_positions"])
-    elif main == "input_values":
-        stride = torch.tensor(config["conv_stride"]).prod().item()
-        found["input_values"] = floats(1, int(stride) * (EXAMPLE_TOKENS + 8))
-    elif main == "pixel_values" or "vision_config" in config:
-        size = vision.get("image_size", 224)
-        height, width = (size, size) if isinstance(size, int) else size
-        found["pixel_values"] = floats(1, vision.get("num_channels", 3), height, width)
-    if main == "input_ids" or "text_config" in config:
-        found["input_ids"] = ids(text)
-    if config.get("is_encoder_decoder"):
-        found["decoder_input_ids"] = ids({**config, "max_position_embeddings": config.get("max_target_positions")})
-    return found
 
 
 def run(model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from oversmooth.errors import AdapterMismatch, NotLive
 from oversmooth.models.declaration import AttentionWeights
-from oversmooth.models.live import example_inputs, load_model, run
+from oversmooth.models.inputs import example_inputs
+from oversmooth.models.live import load_model, run
 from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import Stack, Target, open_source
 from oversmooth.models.stores.module import ModuleStore
