@@ -65,6 +65,10 @@ EXAMPLES = {
         ("'bert'", "expected a matrix", "found a vector", "please report it"),
     ),
     "HeadsUnknown": (("w", "they are fused"), ("w does not say how many", "they are fused", "--n-heads (and --n-kv)")),
+    "IncompleteWeights": (
+        ("m", ["a.weight"], [("b.bias", (3,), (4,))], ["c.weight"]),
+        ("1 missing (a.weight)", "b.bias: (3,) in the file, (4,) in the model", "c.weight", "random numbers"),
+    ),
     "NotLive": (
         ("m", "verify", "no config"),
         ("`verify` has to run", "'m' cannot be run: no config", "oversmooth inspect m"),
