@@ -96,4 +96,4 @@ def _tried(part: str, missing: list[Missing] | None, make: Callable[[], T]) -> T
 
 
 def _missing(part: str, error: OversmoothError) -> Missing:
-    return Missing(field=part, reason=str(error).splitlines()[0])
+    return Missing(field=part, reason=error.problem)

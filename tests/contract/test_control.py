@@ -12,7 +12,7 @@ from torch import nn
 
 import oversmooth as osm
 from oversmooth.control.parametrizations import parametrized
-from oversmooth.errors import CannotControl, OutOfRange, TooManyValueDirections, UnknownName
+from oversmooth.errors import BadValue, CannotControl, NotSupported, TooManyValueDirections, UnknownName
 from oversmooth.models.live import run
 from oversmooth.models.source import open_source
 from oversmooth.models.verify import require_fit, value_map
@@ -157,14 +157,14 @@ def test_a_module_that_stands_at_several_depths_has_one_basis():
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"basis": "diagonal"}, OutOfRange),
-        ({"init": "zero"}, OutOfRange),
-        ({"layers": [7]}, OutOfRange),
-        ({"layers": "x"}, OutOfRange),
-        ({"layers": []}, OutOfRange),
+        ({"basis": "diagonal"}, UnknownName),
+        ({"init": "zero"}, UnknownName),
+        ({"layers": [7]}, UnknownName),
+        ({"layers": "x"}, BadValue),
+        ({"layers": []}, BadValue),
         ({"stack": "decoder"}, UnknownName),
-        ({"max_condition": 10.0}, OutOfRange),
-        ({"low": 1.0, "high": 0.0}, OutOfRange),
+        ({"max_condition": 10.0}, NotSupported),
+        ({"low": 1.0, "high": 0.0}, BadValue),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_touched(options, error):

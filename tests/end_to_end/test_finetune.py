@@ -144,8 +144,8 @@ def test_finished_runs_are_kept_and_another_encoder_is_refused(everything, encod
     ("words", "parts"),
     [
         (("{encoder}", "--tasks", "bolq"), ("Unknown task 'bolq'", "Close: boolq")),
-        (("{encoder}", "--seeds", "a"), ("--seeds must be whole numbers", "'a'")),
-        (("{encoder}", "--seeds", "1,1"), ("--seeds must be different whole numbers",)),
+        (("{encoder}", "--seeds", "a"), ("--seeds must be a comma-separated list of whole numbers", "'a'")),
+        (("{encoder}", "--seeds", "1,1"), ("The seed 1 is given more than once",)),
         (("{encoder}", "--setting", "squad"), ("Unknown setting 'squad'", "superglue, glue")),
         (("{encoder}", "--data", "{encoder}"), ("a folder BoolQ with train.jsonl",)),
         (("/nowhere",), ("Nothing was found at '/nowhere'",)),

@@ -398,7 +398,7 @@ def test_the_config_mismatch_of_a_live_load_is_no_traceback(oversmooth, folder):
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (("--dtype", "half"), ("dtype must be auto", "got 'half'")),
+        (("--dtype", "half"), ("Unknown dtype 'half'", "Known: auto, float32, float64")),
         (("--model-type", "berd"), ("'berd'", "Close: bert", "--model-type")),
         (("--n-heads", "0"), ("--n-heads",)),
         (("--no-such-option",), ("No such option",)),

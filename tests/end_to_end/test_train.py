@@ -431,7 +431,10 @@ def test_another_run_is_neither_overwritten_nor_resumed(sharpened, tmp_path):
         (("digits", "--set", "training.batch=2000"), ("training.batch must be at most 1437", "got 2000")),
         (("digits", "--fraction", "0"), ("fraction must be above 0",)),
         (("digits", "--data", "/nowhere/at/all"), ("'/nowhere/at/all' cannot be used", "nothing there")),
-        (("digits", "--set", "hardware.micro_batch=7"), ("hardware.micro_batch must be a divisor of 32",)),
+        (
+            ("digits", "--set", "hardware.micro_batch=7"),
+            ("The batch of one process (32) must be divisible by hardware.micro_batch (7)",),
+        ),
     ],
 )
 def test_a_wrong_word_ends_in_one_message_and_no_folder(tmp_path, words, parts):

@@ -1,12 +1,33 @@
 """Every error builds its own text from facts: what was expected, what was found, what to do next."""
 
+import dataclasses
+import pickle
+
 import pytest
 
 from oversmooth import errors
-from oversmooth.errors import OversmoothError
+from oversmooth.errors import BadValue, OversmoothError, first_line
 
 EXAMPLES = {
-    "OutOfRange": (("dtype", "half", "auto or float64"), ("dtype must be auto or float64", "got 'half'")),
+    "BadValue": (("every", 0, "at least 1"), ("every must be at least 1", "got 0")),
+    "MissingValue": (("data.classes",), ("data.classes must be given",)),
+    "Conflict": ((["interval", "scale_h"],), ("Give only one of interval, scale_h.",)),
+    "NothingChosen": ((["interval", "scale_h"],), ("Give one of interval, scale_h.",)),
+    "GivenTwice": (("The metric", "cosine"), ("The metric 'cosine' is given more than once",)),
+    "NameTaken": (("metric", "cosine"), ("already a built-in metric called 'cosine'", "another name")),
+    "NotDivisible": (
+        ("model.width", 64, "model.heads", 5),
+        ("model.width (64) must be divisible by model.heads (5).",),
+    ),
+    "OddNumber": (("training.batch", 95, "images are mixed in pairs"), ("training.batch (95) must be even: images",)),
+    "NotSupported": (
+        ("--data", "for audio models", "they are fed noise", "Leave it out."),
+        ("--data is not supported for audio models: they are fed noise.", "Leave it out."),
+    ),
+    "DeviceUnavailable": (("cuda", "no driver"), ("The device 'cuda' cannot be used: no driver.", "such as cpu")),
+    "WrongShape": (("keep", "(2, 3)", (3, 2)), ("The shape of keep must be (2, 3); got (3, 2)",)),
+    "TooFewTokens": ((3, 1), ("Sequence 3 keeps 1 tokens", "at least 2", "Leave such sequences out")),
+    "NotAGrid": ((5, "high_frequency"), ("high_frequency needs a square number", "got 5", "prefix tokens dropped")),
     "MissingDependency": (
         ("timm", "timm", "running it"),
         ("running it needs", "'timm'", "pip install 'oversmooth[timm]'"),
@@ -29,7 +50,7 @@ EXAMPLES = {
     ),
     "NotWritable": (("f", "no folder"), ("f cannot be written: no folder", "in an existing folder")),
     "RunFailed": (
-        ("oversmooth train digits", ["No space left on device"]),
+        ("oversmooth train digits", "No space left on device"),
         ("expected to finish", "No space left on device", "oversmooth train digits"),
     ),
     "UnsafePickle": (
@@ -94,7 +115,7 @@ EXAMPLES = {
         ("sharpen cannot be applied to layer 2: it has a bias", "Use smooth."),
     ),
     "BadRecipe": (
-        ("digits", "training.batch", "greater than 0", "-1"),
+        ("digits", BadValue("training.batch", -1, "greater than 0")),
         ("recipe digits", "training.batch must be greater than 0", "got -1", "--set KEY=VALUE"),
     ),
     "CannotResume": (
@@ -103,7 +124,7 @@ EXAMPLES = {
     ),
     "TrainingStopped": (
         (7, "the disk is full", 5),
-        ("stopped after step 7", "the disk is full", "checkpoint of step 5 is whole", "--resume"),
+        ("stopped after step 7", "the disk is full", "checkpoint of step 5 is complete", "--resume after fixing that"),
     ),
     "UnusableEncoder": (
         ("m", "a tokenizer", "none"),
@@ -139,6 +160,22 @@ def test_an_error_is_caught_as_one_kind(name):
     arguments, _ = EXAMPLES[name]
     with pytest.raises(OversmoothError):
         raise declared()[name](*arguments)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_error_arrives_from_another_process_with_its_fields(name):
+    arguments, _ = EXAMPLES[name]
+    error = declared()[name](*arguments)
+    arrived = pickle.loads(pickle.dumps(error))
+    assert type(arrived) is type(error)
+    assert str(arrived) == str(error)
+    names = [field.name for field in dataclasses.fields(error)]
+    assert [str(getattr(arrived, each)) for each in names] == [str(getattr(error, each)) for each in names]
+
+
+def test_a_silent_error_of_another_library_goes_by_its_name():
+    assert first_line(KeyError()) == "KeyError"
+    assert first_line(ValueError("one\ntwo")) == "one"
 
 
 def test_no_suggestion_is_made_where_nothing_is_close():

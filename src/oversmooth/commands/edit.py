@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from oversmooth.commands.options import Heads, Json, ModelType, ValueHeads
-from oversmooth.errors import OutOfRange
+from oversmooth.errors import Conflict
 from oversmooth.output.terminal.progress_bars import one_bar
 
 
@@ -34,7 +34,7 @@ def edit(
 
     asked = [*([(-1.0, 0.0)] if sharpen else []), *([(0.0, 1.0)] if smooth else []), *([interval] if interval else [])]
     if len(asked) > 1:
-        raise OutOfRange("the interval", asked, "one of --sharpen, --smooth and --interval")
+        raise Conflict(["--sharpen", "--smooth", "--interval"])
     with one_bar("Writing layers") as progress:
         result = edit_(
             target,

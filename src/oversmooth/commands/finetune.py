@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oversmooth.errors import OutOfRange
+from oversmooth.errors import BadValue
 from oversmooth.output.terminal.progress_bars import stages
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def finetune(
     try:
         numbers = [int(word) for word in seeds.split(",")]
     except ValueError as error:
-        raise OutOfRange("--seeds", seeds, "whole numbers with commas, such as 0,1,2") from error
+        raise BadValue("--seeds", seeds, "a comma-separated list of whole numbers, such as 0,1,2") from error
     with process_group_ends(), stages() as stage:
         found = finetune_(
             checkpoint,

@@ -15,7 +15,7 @@ from oversmooth.commands.options import (
     TrustRemoteCode,
     embedded_default,
 )
-from oversmooth.errors import BrokenFile, OutOfRange
+from oversmooth.errors import BadValue, BrokenFile
 from oversmooth.output.terminal.progress_bars import stages
 from oversmooth.output.whole_files import require_writable, write_whole
 
@@ -80,7 +80,7 @@ def compare(
     from oversmooth.output.report.compare import compare_page
 
     if len(targets) < 2:
-        raise OutOfRange("the number of targets", len(targets), "at least 2 (for one model: oversmooth report)")
+        raise BadValue("The number of targets", len(targets), "at least 2 (for one model: oversmooth report)")
     require_writable(output)
     options = _options(max_samples, batch_size, max_tokens, seed, device, trust_remote_code)
     _put(compare_page([_analysis(target, data, options) for target in targets]), output)

@@ -25,7 +25,7 @@ from oversmooth.control.projection import (
     with_constant_kept,
 )
 from oversmooth.control.selection import BASELINES, Chosen, Layers, choose, heads_of
-from oversmooth.errors import CannotControl, OutOfRange
+from oversmooth.errors import CannotControl, UnknownName
 from oversmooth.models.declaration import AttentionWeights
 from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import open_source
@@ -121,7 +121,7 @@ def constrain(
     """
     form = Form(low=float(low), high=float(high), basis=basis, max_condition=max_condition)
     if init not in INITS:
-        raise OutOfRange("init", init, " or ".join(INITS))
+        raise UnknownName("init", init, INITS)
     source = open_source(model)
     store, log = source.store, ReadLog(source.store)
     assert isinstance(store, ModuleStore), "an open module is read through a ModuleStore"

@@ -18,7 +18,7 @@ from oversmooth.control.checkpoint import copy_checkpoint, local_checkpoint
 from oversmooth.control.constrain import SIGNED_NORMS, layer_control
 from oversmooth.control.projection import Form, kept_eigenbasis, with_constant_kept
 from oversmooth.control.selection import Chosen, Layers, choose, heads_of
-from oversmooth.errors import CannotControl, HeadsUnknown, OutOfRange
+from oversmooth.errors import BadValue, CannotControl, Conflict, HeadsUnknown, NothingChosen, NotSupported
 from oversmooth.models.declaration import AttentionWeights
 from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import open_source
@@ -39,13 +39,11 @@ class Change:
 
     def __post_init__(self) -> None:
         if self.scale is not None and not math.isfinite(self.scale):
-            raise OutOfRange("the scale of H", self.scale, "a finite number")
-        if (self.form is None) == (self.scale is None) and not (self.form is None and self.flips_norms):
-            raise OutOfRange(
-                "the change",
-                "none" if self.form is None else "two",
-                "one of an interval, a scale of H or flipped norm signs",
-            )
+            raise BadValue("scale_h", self.scale, "a finite number")
+        if self.form is not None and self.scale is not None:
+            raise Conflict(["interval", "scale_h"])
+        if self.form is None and self.scale is None and not self.flips_norms:
+            raise NothingChosen(["interval", "scale_h", "flip_norm_signs"])
 
     @property
     def words(self) -> str:
@@ -134,7 +132,7 @@ def _refuse(chosen: list[Chosen], read: Read, change: Change) -> None:
         if change.form is not None:
             heads_of(weights).require_one_basis()
         if change.flips_norms and not any(role in each.block.norms for role in SIGNED_NORMS):
-            raise OutOfRange("flip_norm_signs", each.words, "used on layers whose attention has a norm of its own")
+            raise NotSupported("flip_norm_signs", f"for {each.words}", "its attention has no norm of its own")
 
 
 @torch.no_grad()

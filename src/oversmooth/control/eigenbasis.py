@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from oversmooth.errors import IllConditioned, OutOfRange, TooManyValueDirections
+from oversmooth.errors import BadValue, IllConditioned, TooManyValueDirections
 
 CONDITION_LIMIT = {torch.float32: 1e6, torch.float64: 1e12}
 """Largest `norm(V) norm(V^-1)`, an upper bound of the condition number: beyond it the inverse keeps about one digit."""
@@ -167,7 +167,7 @@ class BoundedBasis(Basis):
     def __init__(self, start: Float[Tensor, "d_model channel"], max_condition: float):
         super().__init__()
         if not 1 < max_condition < math.inf:
-            raise OutOfRange("max_condition", max_condition, "a number above 1")
+            raise BadValue("max_condition", max_condition, "a number above 1")
         self.half_range = math.log(max_condition) / 2
         left, sizes, right = torch.linalg.svd(full_precision(start.detach()), full_matrices=False)
         logs = sizes.clamp(min=torch.finfo(sizes.dtype).tiny).log()
@@ -208,7 +208,7 @@ class Eigenbasis(nn.Module):
         super().__init__()
         heads.require_one_basis()
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise OutOfRange("the interval", (low, high), "two finite numbers, the smaller one first")
+            raise BadValue("The interval", (low, high), "two finite numbers, the smaller one first")
         self.heads, self.low, self.high = heads, float(low), float(high)
         self.basis = basis
         self.psi = nn.Parameter(psi.detach().clone())

@@ -14,7 +14,7 @@ from oversmooth.control.attention_calls import Interception
 from oversmooth.control.eigenbasis import full_precision
 from oversmooth.control.rules import RULES, BranchScale, ContraNorm, FirstValues, LayerFacts, Rule, UsesFirstValues
 from oversmooth.control.selection import BASELINES, Chosen, Layers, choose, heads_of
-from oversmooth.errors import CannotControl, OutOfRange, UnknownName
+from oversmooth.errors import CannotControl, UnknownName
 from oversmooth.models.declaration import AttentionWeights
 from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import Stack, open_source
@@ -42,7 +42,7 @@ def apply(
         raise UnknownName("intervention", name, tuple(RULES))
     kind = RULES[name]
     if unknown := sorted(set(options) - set(kind.options)):
-        raise OutOfRange(f"the options of {name}", unknown[0], ", ".join(kind.options) or "none")
+        raise UnknownName(f"option of {name}", unknown[0], kind.options)
     source = open_source(model)
     store, log = source.store, ReadLog(source.store)
     assert isinstance(store, ModuleStore), "an open module is read through a ModuleStore"

@@ -30,7 +30,7 @@ from oversmooth.control.eigenbasis import (
     random_columns,
 )
 from oversmooth.environment.threads import one_thread
-from oversmooth.errors import IllConditioned, OutOfRange
+from oversmooth.errors import BadValue, IllConditioned, NotSupported, UnknownName
 from oversmooth.models.declaration import AttentionWeights
 
 BASES = ("orthogonal", "general")
@@ -69,11 +69,13 @@ class Form:
 
     def __post_init__(self) -> None:
         if self.basis not in BASES:
-            raise OutOfRange("basis", self.basis, " or ".join(BASES))
+            raise UnknownName("basis", self.basis, BASES)
         if self.max_condition is not None and self.basis != "general":
-            raise OutOfRange("basis", self.basis, "general, for max_condition to have something to bound")
+            raise NotSupported(
+                "max_condition", f"with basis={self.basis!r}", "only a general basis can be ill-conditioned"
+            )
         if not -math.inf < self.low < self.high < math.inf:
-            raise OutOfRange("the interval", (self.low, self.high), "two finite numbers, the smaller one first")
+            raise BadValue("The interval", (self.low, self.high), "two finite numbers, the smaller one first")
 
 
 def fresh_eigenbasis(heads: Heads, form: Form, like: Tensor, generator: torch.Generator | None = None) -> Eigenbasis:

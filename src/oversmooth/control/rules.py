@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from oversmooth.control.attention_calls import Product, Visible, require_whole_sequences
 from oversmooth.control.eigenbasis import Heads
-from oversmooth.errors import CannotControl, OutOfRange
+from oversmooth.errors import BadValue, CannotControl
 
 NEUTRENO_STRENGTH = {"text": 0.4, "audio": 0.4, "image": 0.6}
 
@@ -121,7 +121,7 @@ class GFSA(Rule):
     def __init__(self, facts: LayerFacts, order: int = 4):
         super().__init__(facts)
         if order < 2:
-            raise OutOfRange("order", order, "a whole number of at least 2")
+            raise BadValue("order", order, "a whole number of at least 2")
         self.order = order
         self.identity = nn.Parameter(torch.zeros(facts.heads.n_heads))
         self.first = nn.Parameter(torch.ones(facts.heads.n_heads))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from oversmooth.control.eigenbasis import Heads
-from oversmooth.errors import OutOfRange, UnknownName
+from oversmooth.errors import BadValue, UnknownName
 from oversmooth.models.declaration import AttentionWeights, BlockNames
 from oversmooth.models.source import Stack
 
@@ -51,9 +51,9 @@ def choose(stacks: Sequence[Stack], layers: Layers = None, stack: str | None = N
         found += [Chosen(each, position) for position, index in enumerate(indices) if index in wanted]
         asked, there = asked | wanted, there | set(indices)
     if unknown := sorted(asked - there):
-        raise OutOfRange("layers", unknown[0], f"among {', '.join(map(str, sorted(there)))}")
+        raise UnknownName("layer", unknown[0], [str(index) for index in sorted(there)])
     if not found:
-        raise OutOfRange("layers", layers, "at least one layer")
+        raise BadValue("layers", layers, "at least one layer")
     return found
 
 
@@ -69,5 +69,5 @@ def _parsed(words: str) -> Iterator[int]:
     for part in words.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not (last.isdigit() and int(first) <= int(last))):
-            raise OutOfRange("layers", words, "numbers and ranges such as 6-11,14")
+            raise BadValue("layers", words, "numbers and ranges such as 6-11,14")
         yield from range(int(first), int(last or first) + 1)

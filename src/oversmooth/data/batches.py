@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from oversmooth.errors import WrongBatch
+from oversmooth.errors import WrongBatch, first_line
 from oversmooth.models.inputs import AUDIO, IMAGE, TEXT, is_composite
 from oversmooth.models.live import run
 from oversmooth.models.source import Stack
@@ -128,7 +128,7 @@ def run_checked(model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
         return run(model, inputs)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         shapes = ", ".join(f"{name or 'input'} {tuple(value.shape)}" for name, value in inputs.items())
-        words = (str(error).splitlines() or [type(error).__name__])[0]
+        words = first_line(error)
         raise WrongBatch("inputs that the model accepts", f"{shapes}; the model says: {words}", "") from error
 
 

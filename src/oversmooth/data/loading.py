@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from oversmooth.data.samples import sample_images, sample_sounds, sample_texts
-from oversmooth.errors import MissingDependency, UnreadableData, WrongBatch
+from oversmooth.errors import MissingDependency, UnreadableData, WrongBatch, first_line
 from oversmooth.models.inputs import AUDIO, IMAGE, image_shape, input_kinds
 from oversmooth.models.source import Source
 
@@ -145,7 +145,7 @@ def _table(data: str, path: Path, kind: str) -> Iterator[Item]:
         rows = datasets.load_dataset(TABLES[path.suffix], data_files=str(path), split="train", streaming=True)
         return _columns(data, rows, kind)
     except Exception as error:  # pyarrow, json and datasets raise errors without a common base
-        raise UnreadableData(data, f"a {path.suffix} table", str(error).splitlines()[0]) from error
+        raise UnreadableData(data, f"a {path.suffix} table", first_line(error)) from error
 
 
 def _dataset(data: str, kind: str) -> Iterator[Item]:
@@ -158,7 +158,7 @@ def _dataset(data: str, kind: str) -> Iterator[Item]:
         raise
     except Exception as error:
         expected = "a file, a folder or a dataset name (NAME or NAME:SPLIT)"
-        raise UnreadableData(data, expected, str(error).splitlines()[0]) from error
+        raise UnreadableData(data, expected, first_line(error)) from error
 
 
 def _columns(data: str, rows: Any, kind: str) -> Iterator[Item]:
@@ -230,7 +230,7 @@ def _text_encoder(source: Source, config: Mapping[str, Any], max_tokens: int, tr
             place, trust_remote_code=trust_remote_code, local_files_only=Path(str(place)).is_dir()
         )
     except Exception as error:  # transformers raises OSError, ValueError, ImportError and tokenizers' own
-        found = str(error).splitlines()[0] if place else "a model that was not loaded from a folder"
+        found = first_line(error) if place else "a model that was not loaded from a folder"
         advice = "Give batches of token ids yourself: osm.measure(model, batches)."
         raise WrongBatch("a tokenizer beside the model", found, advice) from error
     if tokenizer.pad_token is None:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from oversmooth.data.batches import Batch, keep_mask, prepare, run_checked
-from oversmooth.errors import NoData, OutOfRange, UnknownName
+from oversmooth.errors import NoData, UnknownName
 from oversmooth.measurement.metrics import (
     DEFAULT_METRICS,
     Choice,
@@ -74,7 +74,7 @@ def measure(
     [0, 1, 2, 3]
     """
     if prefix_tokens not in ("keep", "drop"):
-        raise OutOfRange("prefix_tokens", prefix_tokens, "keep or drop")
+        raise UnknownName("choice of prefix_tokens", prefix_tokens, ("keep", "drop"))
     live = open_run(
         target,
         batches,

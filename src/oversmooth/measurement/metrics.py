@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from oversmooth.errors import OutOfRange, UnknownName
+from oversmooth.errors import GivenTwice, NameTaken, NotAGrid, TooFewTokens, UnknownName, WrongShape
 
 CLEARLY = 0.2
 """Share of HFC^2 in sum |x_i|^2 from which their difference keeps all but one digit."""
@@ -59,8 +59,7 @@ class Kept:
         n = keep.sum(-1)
         if (n < 2).any():
             first = int((n < 2).nonzero()[0])
-            expected = "at least 2 (leave such sequences out with `measurable(keep)`)"
-            raise OutOfRange(f"the number of kept tokens of sequence {first}", int(n[first]), expected)
+            raise TooFewTokens(first, int(n[first]))
         columns = keep.any(0).nonzero()
         span = slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(None)
         dropped = ~keep[:, span]
@@ -85,8 +84,8 @@ class Moments:
         """Take the kept tokens; no copy when `h` is float32 and all sequences keep the same span."""
         kept = keep if isinstance(keep, Kept) else Kept.of(keep)
         if kept.keep.shape != h.shape[:2]:
-            shape = tuple(kept.keep.shape)
-            raise OutOfRange("the shape of keep", shape, f"(batch, token) of h, here {tuple(h.shape[:2])}")
+            expected = f"(batch, token) of h, here {tuple(h.shape[:2])}"
+            raise WrongShape("keep", expected, tuple(kept.keep.shape))
         x = h[:, kept.span].to(torch.float64 if h.dtype == torch.float64 else torch.float32)
         if kept.dropped is not None:
             x = x.clone(memory_format=torch.contiguous_format)
@@ -373,8 +372,7 @@ def high_frequency(moments: Moments) -> Float[Tensor, " batch"]:
 
 def _side(n: int) -> int:
     if isqrt(n) ** 2 != n:
-        expected = "a square number for high_frequency (the patches of a square image, prefix tokens dropped)"
-        raise OutOfRange("the number of kept tokens", n, expected)
+        raise NotAGrid(n, "high_frequency")
     return isqrt(n)
 
 
@@ -394,8 +392,8 @@ def lookup(choices: Choice | Iterable[Choice]) -> tuple[Metric, ...]:
         choices = (choices,)
     metrics = tuple(_find(choice) for choice in choices)
     names = [metric.name for metric in metrics]
-    if len(set(names)) < len(names):
-        raise OutOfRange("the names of the metrics", names, "all different")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise GivenTwice("The metric", twice[0])
     return metrics
 
 
@@ -412,13 +410,13 @@ def _find(choice: Choice) -> Metric:
 def _own(function: OwnFunction) -> Metric:
     name = getattr(function, "__name__", type(function).__name__)
     if name in METRICS:
-        raise OutOfRange("the name of a metric of your own", name, "none of the built-in names (rename the function)")
+        raise NameTaken("metric", name)
 
     def own(moments: Moments) -> Tensor:
         found = function(moments.h, moments.keep)
         shape, expected = tuple(getattr(found, "shape", ())), (len(moments.n),)
         if shape != expected:
-            raise OutOfRange(f"what your metric {name} returns", shape, f"a tensor of shape (batch,), here {expected}")
+            raise WrongShape(f"what your metric {name} returns", f"(batch,), here {expected}", shape)
         return found
 
     return Metric(name, own, f"{name}(h, keep), defined by the user")
@@ -430,7 +428,7 @@ def evaluate(
 ) -> dict[str, MetricValues]:
     """Several metrics of the same hidden states by name, one value per sequence; sums are shared between metrics.
 
-    Raises `OutOfRange` when a sequence keeps fewer than two tokens or a metric cannot take the kept tokens.
+    Raises `TooFewTokens` when a sequence keeps fewer than two tokens, `NotAGrid` when a metric needs a grid of them.
     """
     moments = Moments.of(h, keep)
     return {metric.name: metric.on(moments) for metric in lookup(choices)}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oversmooth.errors import MissingDependency, NotLive, OutOfRange
+from oversmooth.errors import DeviceUnavailable, MissingDependency, NotLive, first_line
 from oversmooth.models.completeness import load_completely, require_complete
 from oversmooth.models.source import Source
 
@@ -47,7 +47,7 @@ def load_model(
             output_loading_info=True,
         )
     except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise NotLive(source.target, verb, str(error).splitlines()[0]) from error
+        raise NotLive(source.target, verb, first_line(error)) from error
     finally:
         transformers.logging.set_verbosity(verbosity)
     mismatched = [(name, tuple(file), tuple(model)) for name, file, model in loaded["mismatched_keys"]]
@@ -86,14 +86,11 @@ def _built_by_timm(source: Source, timm: Any) -> nn.Module:
 
 
 def move(model: nn.Module, device: str) -> None:
-    """Puts the model on a device; a name that is none, or a device that is not there, is an `OutOfRange`."""
+    """Puts the model on a device; a name that is none, or a device that is not there, is `DeviceUnavailable`."""
     try:
         model.to(torch.device(device))
     except (RuntimeError, AssertionError) as error:
-        words = (str(error).splitlines() or [type(error).__name__])[0]
-        raise OutOfRange(
-            "device", device, f"cpu, cuda, cuda:1, mps or another that torch has here ({words})"
-        ) from error
+        raise DeviceUnavailable(device, first_line(error)) from error
 
 
 @contextmanager

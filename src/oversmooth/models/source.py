@@ -266,7 +266,7 @@ def _open_path(target: str) -> Source:
         try:
             return _open_hub(target, None, "", target)
         except RemoteUnavailable as error:
-            tried.append(f"the hub ({' '.join(str(error).splitlines())})")
+            tried.append(f"the hub ({error.problem.rstrip('.')})")
     raise TargetNotFound(target, tried)
 
 

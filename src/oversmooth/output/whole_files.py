@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from oversmooth.errors import NotWritable
+from oversmooth.errors import NotWritable, reason_of
 
 
 def require_writable(*paths: Path | None) -> None:
@@ -28,7 +28,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         write(partial)
         os.replace(partial, path)
     except OSError as error:
-        raise NotWritable(str(path), error.strerror or str(error)) from error
+        raise NotWritable(str(path), reason_of(error)) from error
     finally:
         with suppress(OSError):
             partial.unlink()
@@ -52,7 +52,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = "it is a file" if folder.is_file() else error.strerror or str(error)
+        reason = "it is a file" if folder.is_file() else reason_of(error)
         raise NotWritable(str(folder), reason, "Give a folder that you may write to.") from error
 
 
@@ -68,6 +68,6 @@ def folder_whole(folder: Path) -> Iterator[Path]:
             folder.rmdir()  # empty, as was checked
         os.replace(partial, folder)
     except OSError as error:
-        raise NotWritable(str(folder), error.strerror or str(error)) from error
+        raise NotWritable(str(folder), reason_of(error)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from oversmooth.data.batches import Batch
-from oversmooth.errors import NoData, OutOfRange
+from oversmooth.errors import BadValue, NoData, UnknownName
 from oversmooth.measurement.running import LiveRun, open_run
 from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import Target
@@ -54,10 +54,10 @@ def predict(
     ['asymptotic', 'typical', 'features', 'coupling', 'biases', 'token scale']
     """
     if dtype not in DTYPES:
-        raise OutOfRange("dtype", dtype, " or ".join(DTYPES))
+        raise UnknownName("dtype", dtype, tuple(DTYPES))
     for name, value, least in (("solve", solve, 1), ("simulate", simulate, 0)):
         if value < least:
-            raise OutOfRange(name, value, f"at least {least}")
+            raise BadValue(name, value, f"at least {least}")
     changes = [what_if(text) for text in what_ifs]
     live = open_run(
         target,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from oversmooth.errors import BrokenFile
+from oversmooth.errors import BrokenFile, MissingDependency
 
 if TYPE_CHECKING:
     import pandas
@@ -117,7 +117,6 @@ class SavedResult:
 
     def to_pandas(self) -> "pandas.DataFrame":
         """The same rows as a DataFrame (needs pandas)."""
-        from oversmooth.errors import MissingDependency
 
         try:
             import pandas

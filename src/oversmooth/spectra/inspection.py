@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from oversmooth.errors import OutOfRange
+from oversmooth.errors import UnknownName
 from oversmooth.models.declaration import AttentionWeights, Norm
 from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import Stack, Target, open_source
@@ -61,7 +61,7 @@ def inspect(
     32
     """
     if dtype not in ("auto", *DTYPES):
-        raise OutOfRange("dtype", dtype, f"auto, {' or '.join(DTYPES)}")
+        raise UnknownName("dtype", dtype, ("auto", *DTYPES))
     source = open_source(target, model_type=model_type, n_heads=n_heads, n_kv=n_kv)
     stacks = source.stacks()
     log = ReadLog(source.store)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from oversmooth.data.batches import Batch
-from oversmooth.errors import OutOfRange
+from oversmooth.errors import BadValue
 from oversmooth.measurement.measurement import measure
 from oversmooth.measurement.metrics import Choice
 from oversmooth.models.source import open_source
@@ -46,7 +46,7 @@ class Monitor:
         spectra: bool = True,
     ):
         if every < 1:
-            raise OutOfRange("every", every, "at least 1")
+            raise BadValue("every", every, "at least 1")
         self.model = model
         self.batches = batches
         self.every = every

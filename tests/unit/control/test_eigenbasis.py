@@ -16,7 +16,7 @@ from oversmooth.control.eigenbasis import (
     returning_clip,
 )
 from oversmooth.control.projection import Form, fresh_eigenbasis, kept_eigenbasis, moved
-from oversmooth.errors import IllConditioned, OutOfRange, TooManyValueDirections
+from oversmooth.errors import BadValue, IllConditioned, TooManyValueDirections
 
 SIZES = {
     "one": Heads(d_model=1, n_heads=1, n_kv=1, d_head=1),
@@ -115,7 +115,7 @@ def test_more_value_directions_than_the_width_are_refused_with_the_reason():
 @pytest.mark.parametrize("interval", [(0.0, 0.0), (1.0, -1.0), (float("-inf"), 0.0), (float("nan"), 1.0)])
 def test_an_interval_that_is_none_is_refused(interval):
     heads = SIZES["one"]
-    with pytest.raises(OutOfRange, match="interval"):
+    with pytest.raises(BadValue, match="interval"):
         Eigenbasis(heads, OrthogonalBasis(torch.ones(1, 1)), torch.zeros(1), *interval)
 
 
@@ -169,7 +169,7 @@ def test_a_bounded_basis_cannot_pass_its_condition_number():
         with torch.no_grad():
             basis.spread += scale * torch.randn(8, generator=generator(1))
         assert torch.linalg.cond(basis.frame()[0]) <= 30.0 * (1 + 1e-9)
-    with pytest.raises(OutOfRange, match="max_condition"):
+    with pytest.raises(BadValue, match="max_condition"):
         BoundedBasis(torch.eye(2), 1.0)
 
 
@@ -392,5 +392,5 @@ def test_a_start_from_zero_weights_is_finite():
     "wrong", [{"basis": "diagonal"}, {"max_condition": 5.0}, {"low": 1.0}, {"low": 0.0, "basis": "general"}]
 )
 def test_a_form_that_makes_no_sense_is_refused(wrong):
-    with pytest.raises(OutOfRange):
+    with pytest.raises(BadValue):
         Form(**{"low": -1.0, "high": 0.0, **wrong})

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import oversmooth as osm
-from oversmooth.errors import NoData, OutOfRange, UnknownName, WrongBatch
+from oversmooth.errors import NoData, UnknownName, WrongBatch
 from oversmooth.measurement.measurement import Running, measure
 from oversmooth.results import Measurement
 from tests.contract.tiny_models import tiny_model
@@ -191,7 +191,7 @@ def test_a_users_own_metric_goes_beside_the_named_ones(encoder):
     [
         ({"metrics": "cosin"}, UnknownName, "cosine"),
         ({"at": "atn_sum"}, UnknownName, "attn_sum"),
-        ({"prefix_tokens": "maybe"}, OutOfRange, "keep or drop"),
+        ({"prefix_tokens": "maybe"}, UnknownName, "Known: keep, drop"),
     ],
 )
 def test_unknown_choices_suggest_the_nearest(encoder, options, error, text):

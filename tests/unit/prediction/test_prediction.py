@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from oversmooth import predict
-from oversmooth.errors import NoData, OutOfRange, UnknownName
+from oversmooth.errors import BadValue, NoData, UnknownName
 from oversmooth.prediction.theory import radii, sample
 from oversmooth.prediction.theory.asymptotics import asymptotics
 from oversmooth.prediction.theory.ladder import RUNGS
@@ -223,9 +223,9 @@ def test_results_do_not_depend_on_global_seeds():
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"solve": 0}, OutOfRange),
-        ({"simulate": -1}, OutOfRange),
-        ({"dtype": "float16"}, OutOfRange),
+        ({"solve": 0}, BadValue),
+        ({"simulate": -1}, BadValue),
+        ({"dtype": "float16"}, UnknownName),
         ({"what_ifs": ["unknown"]}, UnknownName),
     ],
 )

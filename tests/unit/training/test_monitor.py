@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import oversmooth as osm
-from oversmooth.errors import BrokenFile, OutOfRange
+from oversmooth.errors import BadValue, BrokenFile
 from oversmooth.output.report.training import read_run, training_page
 from tests.contract.tiny_models import tiny_model
 
@@ -86,7 +86,7 @@ def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path):
 
 
 def test_every_must_be_positive(encoder):
-    with pytest.raises(OutOfRange, match="at least 1"):
+    with pytest.raises(BadValue, match="at least 1"):
         osm.Monitor(encoder, batches(), every=0)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from oversmooth.errors import BrokenFile
+from oversmooth.errors import BrokenFile, reason_of
 
 SMALL_FILE_BYTES = 200 * 2**20
 """Largest file beside the weights that counts as one of theirs."""
@@ -79,9 +79,7 @@ class LocalFolder:
 
 
 def _unreadable(path: Path, error: OSError) -> BrokenFile:
-    return BrokenFile(
-        str(path), "something readable", error.strerror or str(error), "Check the path and its permissions."
-    )
+    return BrokenFile(str(path), "something readable", reason_of(error), "Check the path and its permissions.")
 
 
 def read_small(folder: Folder, name: str, largest: int) -> bytes:

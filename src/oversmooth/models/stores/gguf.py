@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oversmooth.errors import BrokenFile, MissingDependency, PackedWeights
+from oversmooth.errors import BrokenFile, MissingDependency, PackedWeights, first_line
 from oversmooth.results import FileFacts
 
 SIZE_KEYS = {
@@ -33,7 +33,7 @@ class GGUFStore:
         try:
             reader = GGUFReader(path)
         except Exception as error:  # the package raises whatever numpy raises on a broken file
-            first = (str(error).splitlines() or [type(error).__name__])[0]
+            first = first_line(error)
             raise BrokenFile(str(path), "a GGUF file", first) from error
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.names = self._tensors.keys()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oversmooth.errors import BrokenFile, UnsafePickle
+from oversmooth.errors import BrokenFile, UnsafePickle, first_line
 from oversmooth.results import FileFacts
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
@@ -68,7 +68,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
             raise UnsafePickle(str(path), _what_was_refused(reason)) from error
         raise BrokenFile(str(path), "a PyTorch state dict", reason.splitlines()[0]) from error
     except (RuntimeError, EOFError, ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
+        first = first_line(error)
         raise BrokenFile(str(path), "a PyTorch state dict", first) from error
     return _state_dict(path, loaded)
 

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from oversmooth.errors import MissingDependency, RemoteUnavailable
+from oversmooth.errors import MissingDependency, RemoteUnavailable, reason_of
 from oversmooth.models.stores.attempts import COPY_IT, retried
 from oversmooth.models.stores.files import Folder, LocalFolder, RangedFile
 from oversmooth.models.stores.http import HttpFolder
@@ -32,7 +32,7 @@ class FsspecFolder:
         except (ValueError, ImportError) as error:  # an unknown protocol, or one whose package is not installed
             raise RemoteUnavailable(self.label, str(error), "Use http(s)://, hf:// or a local copy.") from error
         except OSError as error:  # a host that is asked for at once, as by ftp
-            raise RemoteUnavailable(self.label, error.strerror or str(error)) from error
+            raise RemoteUnavailable(self.label, reason_of(error)) from error
 
     def listing(self) -> None:
         return None

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oversmooth.errors import OutOfRange, UnknownName
+from oversmooth.errors import BadValue, NotSupported, UnknownName
 from oversmooth.models.declaration import AttentionWeights, Norm
 from oversmooth.prediction.theory.layer import AttentionLayer
 
@@ -210,20 +210,19 @@ def what_if(text: str) -> WhatIf:
     name, _, rest = text.strip().partition(":")
     name = name.lower().replace("-", "_")
     if name in OUTSIDE:
-        raise OutOfRange(
-            "what_if", text, f"a change whose spectrum is known; {name} can only be measured: {OUTSIDE[name]}"
-        )
+        advice = f"Apply it and measure: osm.apply(model, {name!r}), then osm.measure(model)."
+        raise NotSupported(name, "as a what-if", f"{OUTSIDE[name]}, so its spectrum is not known", advice)
     if name not in WHAT_IFS:
         raise UnknownName("what-if", name, tuple(WHAT_IFS))
     form, build, fewest, most = WHAT_IFS[name]
     try:
         numbers = [float(part) for part in rest.split(",")] if rest else []
     except ValueError as error:
-        raise OutOfRange("what_if", text, f"{name}:{form}, with numbers") from error
+        raise BadValue("what_if", text, f"{name}:{form}, with numbers") from error
     if not fewest <= len(numbers) <= most or not all(map(math.isfinite, numbers)):
-        raise OutOfRange("what_if", text, f"{name}:{form}" if form else f"{name} alone")
+        raise BadValue("what_if", text, f"{name}:{form}" if form else f"{name} alone")
     if name == "residual_scaling" and numbers[0] < 1:
-        raise OutOfRange("what_if", text, "at least one layer")
+        raise BadValue("what_if", text, "residual_scaling:LAYERS with at least one layer")
     if name == "interval" and numbers[0] > numbers[1]:
-        raise OutOfRange("what_if", text, "an interval whose low end comes first")
+        raise BadValue("what_if", text, "interval:LOW,HIGH with LOW <= HIGH")
     return build(text.strip(), *numbers)

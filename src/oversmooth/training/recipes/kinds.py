@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 
-from oversmooth.errors import OutOfRange, UnknownName
+from oversmooth.errors import BadValue, UnknownName
 from oversmooth.results import Progress, no_progress
 from oversmooth.training.recipes.job import Job
 from oversmooth.training.recipes.runner import Asked, Run, require_place, run
@@ -41,7 +41,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 def train(asked: Asked, data: str | None = None, progress: Progress = no_progress) -> Run:
     """Everything that `oversmooth train` does."""
     if not 0 < asked.fraction <= 1:
-        raise OutOfRange("fraction", asked.fraction, "above 0 and at most 1")
+        raise BadValue("fraction", asked.fraction, "above 0 and at most 1")
     recipe = load_recipe(asked.name, asked.overrides)
     require_place(asked)
     job = kind_of(recipe.kind).job(recipe, data, asked)

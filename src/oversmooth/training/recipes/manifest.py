@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import oversmooth.models.provenance
 from oversmooth.environment.pins import NAME as PINS
 from oversmooth.environment.pins import differences_from_pins
-from oversmooth.errors import BrokenFile
+from oversmooth.errors import BrokenFile, first_line
 from oversmooth.output.whole_files import write_whole
 
 NAME = "manifest.json"
@@ -75,7 +75,7 @@ class Manifest(BaseModel):
             "variant": self.variant,
             "seed": self.seed,
             "fraction": self.fraction,
-            # The source may have moved, or an unreadable image in it may have been mended: the splits must be the same.
+            # The source may have moved, or an unreadable image in it may have been repaired: the splits must be the same.
             "data": {key: value for key, value in self.data.items() if not key.startswith("source")},
             "steps": self.steps,
         }
@@ -89,7 +89,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     try:
         return Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, ValidationError) as error:
-        words = str(error).splitlines()[0]
+        words = first_line(error)
         raise BrokenFile(str(path), "the manifest of a run", words, "Start again in a new folder.") from error
 
 

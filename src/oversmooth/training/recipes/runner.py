@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from oversmooth.analysis import analyze
-from oversmooth.errors import CannotControl, CannotResume, NotWritable, OutOfRange, OversmoothError, TrainingStopped
+from oversmooth.errors import CannotControl, CannotResume, NotDivisible, NotWritable, OversmoothError, TrainingStopped
 from oversmooth.output.whole_files import folder_whole, make_folder, require_free, write_whole
 from oversmooth.results import Analysis, Progress, no_progress
 from oversmooth.training.callback import smoothing_callback
@@ -169,10 +169,10 @@ def parts_of_a_batch(batch: int, processes: int, micro_batch: int) -> tuple[int,
     """Examples at once in every process, and how often they are accumulated."""
     share, rest = divmod(batch, processes)
     if rest:
-        raise OutOfRange("the batch", batch, f"a multiple of the number of processes, {processes}")
+        raise NotDivisible("training.batch", batch, "the number of processes", processes)
     micro = min(micro_batch or share, share)
     if share % micro:
-        raise OutOfRange("hardware.micro_batch", micro_batch, f"a divisor of {share}, the share of one process")
+        raise NotDivisible("The batch of one process", share, "hardware.micro_batch", micro_batch)
     return micro, share // micro
 
 

@@ -11,11 +11,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from oversmooth.errors import BadRecipe, BrokenFile, OutOfRange, UnknownName
+from oversmooth.errors import BadRecipe, BadValue, BrokenFile, MissingValue, OversmoothError, UnknownName, reason_of
 
 SHIPPED = Path(__file__).parent
-NOT = ", not "
-"""Between what a validator of several keys expects and what it found."""
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
@@ -89,7 +87,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BrokenFile(str(path), "a recipe", error.strerror or str(error), "Check the path.") from error
+        raise BrokenFile(str(path), "a recipe", reason_of(error), "Check the path.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BrokenFile(str(path), "a recipe in TOML", str(error), "Correct that place.") from error
 
@@ -100,13 +98,13 @@ def overridden(tables: Mapping[str, Any], settings: Sequence[str]) -> dict[str, 
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
-            raise OutOfRange("--set", setting, "section.key=value, such as training.epochs=10")
+            raise BadValue("--set", setting, "section.key=value, such as training.epochs=10")
         *sections, last = key.strip().split(".")
         table = changed
         for section in sections:
             table = table.setdefault(section, {})
             if not isinstance(table, dict):
-                raise OutOfRange("--set", setting, f"section.key=value; {section!r} is no section")
+                raise BadValue("--set", setting, f"section.key=value, and {section!r} is a key, not a section")
         table[last] = _value(text.strip())
     return changed
 
@@ -128,12 +126,11 @@ def parsed(model: type[AnyRecipe], tables: Mapping[str, Any], where: str) -> Any
         if first["type"] == "extra_forbidden":
             raise UnknownName(f"key of the recipe {where}", key, _keys(model)) from error
         if first["type"] == "missing":
-            raise BadRecipe(where, key, "given", "nothing") from error
-        if first["type"] == "value_error":  # several keys that do not fit each other: the text names them
-            expected, _, found = str(first["ctx"]["error"]).partition(NOT)
-            raise BadRecipe(where, key or "the whole", expected, found) from error
+            raise BadRecipe(where, MissingValue(key)) from error
         expected = str(first["msg"]).removeprefix("Input should be ")
-        raise BadRecipe(where, key, expected, repr(first["input"])) from error
+        raise BadRecipe(where, BadValue(key, first["input"], expected)) from error
+    except OversmoothError as mistake:  # from our own validators: keys that do not fit each other
+        raise BadRecipe(where, mistake) from mistake
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:

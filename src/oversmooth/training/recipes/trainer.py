@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oversmooth.errors import NotWritable, OversmoothError, TrainingStopped
+from oversmooth.errors import NotWritable, OversmoothError, TrainingStopped, first_line
 from oversmooth.training.recipes.job import EpochSampler, Job
 
 PARTIAL = ".partial"
@@ -128,8 +128,7 @@ def recipe_trainer(job: Job) -> type:
                         shutil.rmtree(folder / f"{CHECKPOINT}{old}", ignore_errors=True)
             except _write_errors() as error:
                 shutil.rmtree(partial, ignore_errors=True)
-                words = str(error).splitlines()[0] if str(error) else type(error).__name__
-                raise NotWritable(str(folder / name), words, "Free some space.") from error
+                raise NotWritable(str(folder / name), first_line(error), "Free some space.") from error
             finally:
                 self.writing_into = None
             self.accelerator.wait_for_everyone()

@@ -76,7 +76,7 @@ def run_command(arguments: Sequence[str]) -> None:
         text=True,
     )
     if done.returncode:
-        raise RunFailed(shlex.join(["oversmooth", *arguments]), done.stderr.strip().splitlines()[-1:] or ["nothing"])
+        raise RunFailed(shlex.join(["oversmooth", *arguments]), (done.stderr.strip().splitlines() or ["nothing"])[-1])
 
 
 @dataclass

@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from oversmooth.errors import BadRecipe, OutOfRange
+from oversmooth.errors import BadRecipe, NotDivisible
 from oversmooth.training.recipes.kinds import load_recipe
 from oversmooth.training.recipes.language import kind
 from oversmooth.training.recipes.language.budget import ClockPlan, StepPlan, ramped_batch, triangle
@@ -224,7 +224,9 @@ def test_a_setting_that_cannot_be_is_refused_with_its_key(setting, words):
 
 def test_a_batch_that_the_processes_cannot_share_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(OutOfRange, match=r"training.ramp_quantum must be a multiple of the number of processes, 3"):
+    with pytest.raises(
+        NotDivisible, match=r"training.ramp_quantum \(\d+\) must be divisible by the number of processes \(3\)"
+    ):
         kind._require_processes(load_recipe("mini-bert"))
 
 

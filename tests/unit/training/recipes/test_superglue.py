@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from oversmooth.errors import OutOfRange, UnknownName, UnreadableData
+from oversmooth.errors import BadValue, UnknownName, UnreadableData
 from oversmooth.training.recipes.language.superglue import reading
 from oversmooth.training.recipes.language.superglue.classifier import Classifier
 from oversmooth.training.recipes.language.superglue.encoding import Collate, EncodedExamples
@@ -378,7 +378,7 @@ def test_tasks_are_chosen_by_name_and_diagnostic_sets_bring_their_task():
     assert chosen_tasks("AX-g") == ["rte", "axg"]
     with pytest.raises(UnknownName, match=r"Unknown task 'bolq'. Close: boolq"):
         chosen_tasks("bolq")
-    with pytest.raises(OutOfRange, match="--tasks"):
+    with pytest.raises(BadValue, match="--tasks"):
         chosen_tasks(",")
 
 

@@ -10,7 +10,7 @@ import numpy
 import pytest
 from PIL import Image
 
-from oversmooth.errors import BrokenFile, OutOfRange, UnreadableData, UnsafePickle
+from oversmooth.errors import BadValue, BrokenFile, UnreadableData, UnsafePickle
 from oversmooth.training.recipes.kinds import load_recipe
 from oversmooth.training.recipes.vision.data import load_splits
 from oversmooth.training.recipes.vision.images import ArrayImages
@@ -76,7 +76,7 @@ def test_validation_is_the_last_of_a_seeded_shuffle_and_watched_instead_of_test(
 
 @pytest.mark.parametrize("count", [0, 40, 41])
 def test_a_split_that_leaves_nothing_is_refused(count):
-    with pytest.raises(OutOfRange, match=r"data\.validation_images must be above 0 and below 40"):
+    with pytest.raises(BadValue, match=r"data\.validation_images must be above 0 and below 40"):
         cut_off(labelled(40), count, 0, "data.validation_images")
 
 
@@ -93,7 +93,7 @@ def test_a_fraction_takes_the_same_share_of_every_class_and_grows_by_adding():
 
 
 def test_a_fraction_without_any_image_of_a_class_is_refused():
-    with pytest.raises(OutOfRange, match="class 0 would have no image"):
+    with pytest.raises(BadValue, match="class 0 would have no image"):
         share(labelled(40), 0.01, 0)
 
 

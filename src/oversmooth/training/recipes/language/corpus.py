@@ -25,7 +25,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from oversmooth.errors import OutOfRange, UnreadableData
+from oversmooth.errors import BadValue, UnknownName, UnreadableData
 from oversmooth.output.whole_files import folder_whole, make_folder, write_whole
 from oversmooth.training.recipes.language.documents import Progress, Tally, corpus_files, documents
 from oversmooth.training.recipes.language.packing import Packer, batches_of_texts, chunks, pieces, sentence_length_order
@@ -62,13 +62,13 @@ class CorpusSettings:
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
-            raise OutOfRange("order", self.order, " or ".join(ORDERS))
+            raise UnknownName("order", self.order, ORDERS)
         if not 8 <= self.vocab_size <= 2**16:
-            raise OutOfRange("vocab_size", self.vocab_size, "between 8 and 65536, so that a token fits 16 bits")
+            raise BadValue("vocab_size", self.vocab_size, "between 8 and 65536, so that a token fits 16 bits")
         if self.length < 2:
-            raise OutOfRange("length", self.length, "at least 2")
+            raise BadValue("length", self.length, "at least 2")
         if not 0 <= self.validation_fraction < 1:
-            raise OutOfRange("validation_fraction", self.validation_fraction, "at least 0 and below 1")
+            raise BadValue("validation_fraction", self.validation_fraction, "at least 0 and below 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oversmooth.errors import MissingDependency, UnreadableData
+from oversmooth.errors import MissingDependency, UnreadableData, first_line
 
 MAX_RECORD_BYTES = 32 * 2**20
 """Longest line of a .jsonl file, and longest paragraph of a .txt file, that is read as one document."""
@@ -158,7 +158,7 @@ def _lines(file: Path, stream: io.BufferedIOBase, limit: int) -> Iterator[tuple[
             yield number, chunk, ends
             number += ends
     except (OSError, EOFError) as error:
-        found = f"damaged data after line {number} ({str(error).splitlines()[0]})"
+        found = f"damaged data after line {number} ({first_line(error)})"
         raise UnreadableData(str(file), "a file that can be read to its end", found) from error
 
 
@@ -234,7 +234,7 @@ def _parquet(file: Path, raw: io.BufferedIOBase) -> Iterator[Record]:
     try:
         table = parquet.ParquetFile(raw, pre_buffer=False)
     except pyarrow.ArrowException as error:
-        raise UnreadableData(str(file), "a Parquet file", str(error).splitlines()[0]) from error
+        raise UnreadableData(str(file), "a Parquet file", first_line(error)) from error
     if "text" not in table.schema_arrow.names:
         raise UnreadableData(str(file), "a column 'text'", f"the columns {', '.join(table.schema_arrow.names)}")
     number = 0
@@ -255,7 +255,7 @@ def _hub(source: str, tally: Tally, skip: int) -> Iterator[str]:
         rows = rows.skip(skip) if skip else rows  # type: ignore[attr-defined]
     except Exception as error:  # datasets raises errors without a common base
         expected = "a file, a folder or a dataset of the hub (NAME or NAME:SPLIT)"
-        raise UnreadableData(source, expected, str(error).splitlines()[0]) from error
+        raise UnreadableData(source, expected, first_line(error)) from error
     tally.records = skip
     for row in rows:
         tally.records += 1

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from oversmooth.errors import OutOfRange
+from oversmooth.errors import NotDivisible
 from oversmooth.models.live import register_own_models
 from oversmooth.output.whole_files import make_folder
 from oversmooth.training.recipes.job import Evaluate, Job, Numbers, Rhythm
@@ -81,7 +81,7 @@ def _require_processes(recipe: LanguageRecipe) -> None:
     smallest = settings.ramp_quantum if settings.ramp else settings.batch
     if smallest % processes:
         key = "training.ramp_quantum" if settings.ramp else "training.batch"
-        raise OutOfRange(key, smallest, f"a multiple of the number of processes, {processes}")
+        raise NotDivisible(key, smallest, "the number of processes", processes)
 
 
 # --- data -----------------------------------------------------------------------------------------------------------

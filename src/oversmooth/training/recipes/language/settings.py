@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from oversmooth.errors import NotDivisible, OddNumber
 from oversmooth.training.recipes.schema import Count, Recipe, Section, Share, Text
 
 Positive = Annotated[float, Field(gt=0)]
@@ -42,9 +43,9 @@ class Model(Section):
     @model_validator(mode="after")
     def _sizes_divide(self) -> "Model":
         if self.width % self.heads:
-            raise ValueError(f"of a width that {self.heads} heads divide, not {self.width}")
+            raise NotDivisible("model.width", self.width, "model.heads", self.heads)
         if self.feed_forward % 2:
-            raise ValueError(f"of an even feed_forward, which a gate halves, not {self.feed_forward}")
+            raise OddNumber("model.feed_forward", self.feed_forward, "its gate takes one half")
         return self
 
 
@@ -72,7 +73,7 @@ class Training(Section):
     @model_validator(mode="after")
     def _quantum_divides(self) -> "Training":
         if self.ramp and self.batch % self.ramp_quantum:
-            raise ValueError(f"of a ramp_quantum that divides the batch {self.batch}, not {self.ramp_quantum}")
+            raise NotDivisible("training.batch", self.batch, "training.ramp_quantum", self.ramp_quantum)
         return self
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from oversmooth.errors import BrokenFile, UnsafePickle
+from oversmooth.errors import BrokenFile, UnsafePickle, first_line
 
 TRAIN_FILES = {"cifar-100-python": ("train",), "cifar-10-batches-py": tuple(f"data_batch_{i}" for i in range(1, 6))}
 TEST_FILES = {"cifar-100-python": "test", "cifar-10-batches-py": "test_batch"}
@@ -72,7 +72,7 @@ def _batch(content: bytes, where: str) -> Split:
     except UnsafePickle:
         raise
     except Exception as error:  # a broken pickle raises nearly anything
-        raise BrokenFile(where, "a pickle of pixels and labels", str(error) or type(error).__name__) from error
+        raise BrokenFile(where, "a pickle of pixels and labels", first_line(error)) from error
     label_key = next((key for key in LABELS if isinstance(found, dict) and key in found), None)
     pixels = found.get(b"data") if isinstance(found, dict) else None
     if label_key is None or not isinstance(pixels, numpy.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from oversmooth.errors import MissingDependency, OutOfRange, UnreadableData
+from oversmooth.errors import BadValue, MissingDependency, UnreadableData, first_line
 from oversmooth.training.recipes.vision.cifar_archive import is_cifar, read_cifar
 from oversmooth.training.recipes.vision.images import ArrayImages, FileImages, Images, TableImages
 from oversmooth.training.recipes.vision.settings import Data
@@ -158,7 +158,7 @@ def _parquet(path: Path, tables: list[Path], settings: Data) -> Source:
     try:
         rows = datasets.load_dataset("parquet", data_files=files)
     except Exception as error:  # pyarrow and datasets raise errors without a common base
-        raise UnreadableData(str(path), "parquet files", str(error).splitlines()[0]) from error
+        raise UnreadableData(str(path), "parquet files", first_line(error)) from error
     return _tables(rows, "test", settings, str(path), _sha256([Path(file) for name in files for file in files[name]]))
 
 
@@ -168,7 +168,7 @@ def _hub(name: str, settings: Data) -> Source:
         rows = datasets.load_dataset(name)
     except Exception as error:
         expected = "an archive, a folder or an id on the hub (give what you have with --data)"
-        raise UnreadableData(name, expected, str(error).splitlines()[0]) from error
+        raise UnreadableData(name, expected, first_line(error)) from error
     test = next((split for split in ("validation", "test") if split in rows), None)
     if "train" not in rows or test is None:
         raise UnreadableData(name, "the splits train and test or validation", ", ".join(rows))
@@ -220,4 +220,4 @@ def _import_datasets() -> Any:
 def require_trainable(batch: int, images: int) -> None:
     """Raises where not even one batch can be filled."""
     if images < batch:
-        raise OutOfRange("training.batch", batch, f"at most {images}, the number of images of one epoch")
+        raise BadValue("training.batch", batch, f"at most {images}, the number of images of one epoch")

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy
 from PIL import Image, UnidentifiedImageError
 
-from oversmooth.errors import UnreadableData
+from oversmooth.errors import UnreadableData, first_line
 
 
 @runtime_checkable
@@ -52,7 +52,7 @@ class FileImages:
                 opened.load()
                 return opened
         except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-            raise UnreadableData(str(path), "an image", str(error) or type(error).__name__) from error
+            raise UnreadableData(str(path), "an image", first_line(error)) from error
 
     def identity(self, position: int) -> bytes:
         """The name: the bytes of a million images would take an hour to read."""
@@ -73,7 +73,7 @@ class TableImages:
                 return opened
         except (UnidentifiedImageError, OSError, ValueError, TypeError, KeyError) as error:
             where = f"{self.where}, row {position}"
-            raise UnreadableData(where, "an image", str(error) or type(error).__name__) from error
+            raise UnreadableData(where, "an image", first_line(error)) from error
 
     def identity(self, position: int) -> bytes:
         """The position: the rows themselves are covered by the hash or the revision of the source."""

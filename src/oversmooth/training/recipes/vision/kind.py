@@ -9,7 +9,7 @@ from typing import Any
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from oversmooth.errors import OutOfRange
+from oversmooth.errors import NotDivisible, OddNumber
 from oversmooth.training.recipes.job import Evaluate, Job, Numbers, Rhythm
 from oversmooth.training.recipes.kinds import Kind
 from oversmooth.training.recipes.runner import Asked, parts_of_a_batch
@@ -74,9 +74,9 @@ def _require_groups(recipe: VisionRecipe) -> None:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     at_once, _ = parts_of_a_batch(recipe.training.batch, processes, recipe.hardware.micro_batch)
     if group and at_once % group:
-        raise OutOfRange("augmentation.mix_group", group, f"a divisor of {at_once}, the images of one process at once")
+        raise NotDivisible("The batch of one process", at_once, "augmentation.mix_group", group)
     if not group and at_once % 2 and (recipe.augmentation.mixup or recipe.augmentation.cutmix):
-        raise OutOfRange("the images of one process at once", at_once, "even, because they are mixed in pairs")
+        raise OddNumber("The batch of one process", at_once, "images are mixed in pairs")
 
 
 def steps_of(recipe: VisionRecipe, per_epoch: int) -> int:

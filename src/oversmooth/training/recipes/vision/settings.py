@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from oversmooth.errors import BadValue, NotDivisible, OddNumber
 from oversmooth.training.recipes.schema import Count, Recipe, Section, Share, Text
 
 Positive = Annotated[float, Field(gt=0)]
@@ -31,8 +32,8 @@ class Data(Section):
     @model_validator(mode="after")
     def _one_number_per_channel(self) -> "Data":
         if not len(self.mean) == len(self.std) == self.channels:
-            found = f"{len(self.mean)} and {len(self.std)}"
-            raise ValueError(f"{self.channels} numbers in mean and in std, one per channel, not {found}")
+            found = (len(self.mean), len(self.std))
+            raise BadValue("The lengths of data.mean and data.std", found, f"{self.channels}, one number per channel")
         return self
 
 
@@ -51,7 +52,7 @@ class Model(Section):
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> "Model":
         if self.width % self.heads:
-            raise ValueError(f"of a width that {self.heads} heads divide, not {self.width}")
+            raise NotDivisible("model.width", self.width, "model.heads", self.heads)
         return self
 
 
@@ -130,13 +131,12 @@ class VisionRecipe(Recipe):
     @model_validator(mode="after")
     def _parts_fit(self) -> "VisionRecipe":
         if self.data.image_size % self.model.patch_size:
-            raise ValueError(
-                f"of a model.patch_size that divides data.image_size {self.data.image_size}, not {self.model.patch_size}"
-            )
+            raise NotDivisible("data.image_size", self.data.image_size, "model.patch_size", self.model.patch_size)
         mixes = self.augmentation.mixup > 0 or self.augmentation.cutmix > 0
         group = self.augmentation.mix_group or self.training.batch
         if mixes and group % 2:
-            raise ValueError(f"of an even augmentation.mix_group (or training.batch), to mix in pairs, not {group}")
+            key = "augmentation.mix_group" if self.augmentation.mix_group else "training.batch"
+            raise OddNumber(key, group, "images are mixed in pairs")
         return self
 
     def model_arguments(self) -> dict[str, Any]:

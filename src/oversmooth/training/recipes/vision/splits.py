@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from oversmooth.errors import OutOfRange
+from oversmooth.errors import BadValue
 from oversmooth.training.recipes.vision.images import Images
 
 
@@ -32,7 +32,7 @@ class Split:
 def cut_off(split: Split, count: int, seed: int, what: str) -> tuple[Split, Split]:
     """All but the last `count` of a seeded shuffle, each part in its old order, and those last ones."""
     if not 0 < count < len(split):
-        raise OutOfRange(what, count, f"above 0 and below {len(split)}, the number of images")
+        raise BadValue(what, count, f"above 0 and below {len(split)}, the number of images")
     order = numpy.random.default_rng(seed).permutation(len(split))
     parts = (sorted(order[:-count].tolist()), sorted(order[-count:].tolist()))
     first, last = (Split(split.images, [split.positions[i] for i in part]) for part in parts)
@@ -52,7 +52,7 @@ def share(split: Split, fraction: float, seed: int) -> Split:
         count = round(fraction * len(by_class[label]))
         if count == 0:
             smallest = 1 / (2 * len(by_class[label]))
-            raise OutOfRange("fraction", fraction, f"above {smallest:.2g}: class {label} would have no image")
+            raise BadValue("fraction", fraction, f"above {smallest:.2g}, or class {label} would have no image")
         order: Sequence[int] = generator.permutation(len(by_class[label])).tolist()
         kept += [by_class[label][i] for i in order[:count]]
     return Split(split.images, sorted(kept))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from oversmooth.errors import UnusableEncoder
+from oversmooth.errors import UnusableEncoder, first_line
 from oversmooth.models.live import load_model, register_own_models
 from oversmooth.models.source import open_source
 
@@ -86,7 +86,7 @@ def load_tokenizer(checkpoint: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=Path(place).is_dir())
     except Exception as error:  # transformers raises OSError, ValueError, ImportError and tokenizers' own
-        raise UnusableEncoder(checkpoint, "a tokenizer beside the weights", str(error).splitlines()[0]) from error
+        raise UnusableEncoder(checkpoint, "a tokenizer beside the weights", first_line(error)) from error
     if not tokenizer.is_fast:
         raise UnusableEncoder(checkpoint, "a tokenizer that knows places in the text (tokenizer.json)", "a slow one")
     if tokenizer.pad_token is None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from oversmooth.errors import OutOfRange, UnknownName
+from oversmooth.errors import BadValue, GivenTwice, MissingValue, UnknownName
 from oversmooth.output.whole_files import make_folder, write_whole
 from oversmooth.results import Analysis, Progress, no_progress
 from oversmooth.training.recipes.language.superglue.classifier import load_tokenizer
@@ -81,7 +81,7 @@ def chosen_tasks(words: str) -> list[str]:
         if name not in TASKS:
             raise UnknownName("task", name, [ALL, *TASKS])
     if not names:
-        raise OutOfRange("--tasks", words, f"{ALL}, or names such as boolq,cb")
+        raise BadValue("--tasks", words, f"{ALL} or a comma-separated list such as boolq,cb")
     needed = dict.fromkeys([*names, *(TASKS[name].trained_on for name in names if TASKS[name].trained_on)])
     return [name for name in TASKS if name in needed]
 
@@ -107,8 +107,10 @@ def finetune(
     stage: Stage = lambda name: no_progress,
 ) -> FinetuneResult:
     """Everything that `oversmooth finetune` does."""
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise OutOfRange("--seeds", list(seeds), "different whole numbers, such as 0,1,2")
+    if not seeds:
+        raise MissingValue("--seeds")
+    if twice := [seed for seed in seeds if list(seeds).count(seed) > 1]:
+        raise GivenTwice("The seed", twice[0])
     recipe, names = chosen_setting(setting, overrides), chosen_tasks(tasks)
     trained = [name for name in names if name in MAIN]
     diagnostic = [name for name in names if name in DIAGNOSTIC]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oversmooth.errors import MissingDependency, UnreadableData
+from oversmooth.errors import MissingDependency, UnreadableData, first_line
 from oversmooth.training.recipes.language.superglue.tasks import Example, Record, Task
 
 HUB = "aps/super_glue"
@@ -101,7 +101,7 @@ def _hub(task: Task, name: str) -> dict[str, Split]:
         loaded = datasets.load_dataset(name, task.hub)
     except Exception as error:  # datasets raises errors without a common base
         expected = "the folders of the official archive, or a dataset of the hub"
-        raise UnreadableData(name, expected, str(error).splitlines()[0]) from error
+        raise UnreadableData(name, expected, first_line(error)) from error
     found = {}
     for split in ("train", "validation", "test"):
         if split in loaded:
