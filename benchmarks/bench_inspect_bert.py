@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from oversmooth.models.declaration import AttentionWeights
+from oversmooth.models.canonical import AttentionWeights
 from oversmooth.results import HeadSpectrum, Spectrum
 from oversmooth.spectra.inspection import in_order
 from oversmooth.spectra.spectrum import head_spectra, plain_map, spectrum

@@ -12,7 +12,8 @@ from oversmooth.data.batches import Batch
 from oversmooth.errors import NoAttentionMaps, NotLive, OversmoothError, WrongBatch
 from oversmooth.measurement.measurement import measure
 from oversmooth.models.live import load_model
-from oversmooth.models.source import Target, open_source
+from oversmooth.models.opening import open_source
+from oversmooth.models.source import Target
 from oversmooth.models.verify import verify
 from oversmooth.prediction.prediction import predict
 from oversmooth.results import Analysis, Missing, Progress, no_progress

@@ -10,7 +10,7 @@ from oversmooth.errors import AdapterMismatch
 from oversmooth.models import source as source_module
 from oversmooth.models.families import ARCHITECTURES, GPT_NEOX
 from oversmooth.models.identify import declared_for
-from oversmooth.models.source import open_source
+from oversmooth.models.opening import open_source
 from oversmooth.models.verify import require_fit
 from tests.contract.tiny_models import ALL, REPEATS, TIMM, TINY, tiny_model
 

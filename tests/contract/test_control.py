@@ -14,7 +14,7 @@ import oversmooth as osm
 from oversmooth.control.parametrizations import parametrized
 from oversmooth.errors import BadValue, CannotControl, NotSupported, TooManyValueDirections, UnknownName
 from oversmooth.models.live import run
-from oversmooth.models.source import open_source
+from oversmooth.models.opening import open_source
 from oversmooth.models.verify import require_fit, value_map
 from tests.contract.tiny_models import EACH_FAMILY, TIMM, TINY, tiny_model
 

@@ -5,7 +5,7 @@ import torch
 
 from oversmooth.measurement.measurement import measure
 from oversmooth.models.hooks.places import PLACES, observed
-from oversmooth.models.source import open_source
+from oversmooth.models.opening import open_source
 from tests.contract.tiny_models import ALL, TINY, tiny_model
 
 TEXT_FAMILIES = [

@@ -8,7 +8,7 @@ import torch
 import oversmooth as osm
 from oversmooth import predict
 from oversmooth.models.identify import declared_for
-from oversmooth.models.source import open_source
+from oversmooth.models.opening import open_source
 from oversmooth.prediction.theory.ladder import RUNGS
 from tests.contract.tiny_models import ALL, TINY, tiny_model
 

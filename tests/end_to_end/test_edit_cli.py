@@ -9,7 +9,7 @@ import torch
 import oversmooth as osm
 from oversmooth.control.edit import edit
 from oversmooth.errors import CannotControl, HeadsUnknown, NothingChosen, NotWritable, TooManyValueDirections
-from oversmooth.models.source import open_source
+from oversmooth.models.opening import open_source
 from tests.command_line import oversmooth
 from tests.contract.test_control import assert_inside, outputs, wide_t5
 from tests.contract.tiny_models import tiny_model

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import oversmooth as osm
 from oversmooth.errors import BrokenFile, NotLive, RemoteUnavailable, TargetNotFound
-from oversmooth.models.source import open_source
+from oversmooth.models.opening import open_source
 from oversmooth.models.stores import attempts
 from tests.contract.tiny_models import GROUPED, tiny_model
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from oversmooth.errors import CannotControl
-from oversmooth.models.source import HUB_ID
+from oversmooth.models.opening import HUB_ID
 from oversmooth.models.stores.files import SMALL_FILE_BYTES, LocalFolder
 from oversmooth.models.stores.pickle import PickleStore, load_tensors
 from oversmooth.models.stores.remote import cached_hub_folder

@@ -26,9 +26,9 @@ from oversmooth.control.projection import (
 )
 from oversmooth.control.selection import BASELINES, Chosen, Layers, choose, heads_of
 from oversmooth.errors import CannotControl, UnknownName
-from oversmooth.models.declaration import AttentionWeights
+from oversmooth.models.canonical import AttentionWeights
+from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
-from oversmooth.models.source import open_source
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.store import ReadLog
 from oversmooth.results import Control, HeadMove, LayerControl, Spectrum

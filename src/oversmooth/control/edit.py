@@ -19,9 +19,9 @@ from oversmooth.control.constrain import SIGNED_NORMS, layer_control
 from oversmooth.control.projection import Form, kept_eigenbasis, with_constant_kept
 from oversmooth.control.selection import Chosen, Layers, choose, heads_of
 from oversmooth.errors import BadValue, CannotControl, Conflict, HeadsUnknown, NothingChosen, NotSupported
-from oversmooth.models.declaration import AttentionWeights
+from oversmooth.models.canonical import AttentionWeights
+from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
-from oversmooth.models.source import open_source
 from oversmooth.models.stores.store import ReadLog
 from oversmooth.output.whole_files import folder_whole, require_free
 from oversmooth.results import Control, LayerControl, Progress, no_progress

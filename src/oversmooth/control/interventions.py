@@ -15,9 +15,10 @@ from oversmooth.control.eigenbasis import full_precision
 from oversmooth.control.rules import RULES, BranchScale, ContraNorm, FirstValues, LayerFacts, Rule, UsesFirstValues
 from oversmooth.control.selection import BASELINES, Chosen, Layers, choose, heads_of
 from oversmooth.errors import CannotControl, UnknownName
-from oversmooth.models.declaration import AttentionWeights
+from oversmooth.models.canonical import AttentionWeights
+from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
-from oversmooth.models.source import Stack, open_source
+from oversmooth.models.source import Stack
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.store import ReadLog
 from oversmooth.results import Applied

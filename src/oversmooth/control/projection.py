@@ -31,7 +31,7 @@ from oversmooth.control.eigenbasis import (
 )
 from oversmooth.environment.threads import one_thread
 from oversmooth.errors import BadValue, IllConditioned, NotSupported, UnknownName
-from oversmooth.models.declaration import AttentionWeights
+from oversmooth.models.canonical import AttentionWeights
 
 BASES = ("orthogonal", "general")
 REFINING_STEPS = 30

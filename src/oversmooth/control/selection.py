@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from oversmooth.control.eigenbasis import Heads
 from oversmooth.errors import BadValue, UnknownName
-from oversmooth.models.declaration import AttentionWeights, BlockNames
+from oversmooth.models.canonical import AttentionWeights
+from oversmooth.models.resolve import BlockNames
 from oversmooth.models.source import Stack
 
 BASELINES = "oversmooth_"

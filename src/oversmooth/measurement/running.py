@@ -9,7 +9,8 @@ from torch import nn
 from oversmooth.data.batches import Batch
 from oversmooth.data.loading import load_data
 from oversmooth.models.live import load_model, move
-from oversmooth.models.source import Source, Stack, Target, open_source
+from oversmooth.models.opening import open_source
+from oversmooth.models.source import Source, Stack, Target
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.store import ReadLog
 

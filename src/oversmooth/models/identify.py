@@ -5,8 +5,9 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from oversmooth.errors import AdapterMismatch
-from oversmooth.models.declaration import NORM_ROLES, Arch, Paths, resolve
+from oversmooth.models.declaration import NORM_ROLES, Arch, Paths
 from oversmooth.models.families import ARCHITECTURES
+from oversmooth.models.resolve import resolve
 
 
 def known_model_types() -> list[str]:

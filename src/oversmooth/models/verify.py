@@ -15,11 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oversmooth.errors import AdapterMismatch, NotLive
-from oversmooth.models.declaration import AttentionWeights
+from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.inputs import example_inputs
 from oversmooth.models.live import load_model, run
+from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
-from oversmooth.models.source import Stack, Target, open_source
+from oversmooth.models.source import Stack, Target
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.store import ReadLog
 from oversmooth.results import LayerCheck, Verification

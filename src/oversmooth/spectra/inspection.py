@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import torch
 
 from oversmooth.errors import UnknownName
-from oversmooth.models.declaration import AttentionWeights, Norm
+from oversmooth.models.canonical import AttentionWeights, Norm
+from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
-from oversmooth.models.source import Stack, Target, open_source
+from oversmooth.models.source import Stack, Target
 from oversmooth.models.stores.store import ReadLog
 from oversmooth.results import (
     Inspection,

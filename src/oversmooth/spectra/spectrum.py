@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 
-from oversmooth.models.declaration import AttentionWeights
+from oversmooth.models.canonical import AttentionWeights
 from oversmooth.results import HeadSpectrum, Missing, Spectrum
 
 DENSE_UP_TO = 2048

@@ -12,7 +12,7 @@ from oversmooth.data.batches import Batch
 from oversmooth.errors import BadValue
 from oversmooth.measurement.measurement import measure
 from oversmooth.measurement.metrics import Choice
-from oversmooth.models.source import open_source
+from oversmooth.models.opening import open_source
 from oversmooth.spectra.spectrum import plain_map, spectrum
 
 Logger = Callable[[dict[str, float], int], None]

@@ -6,7 +6,7 @@ from torch import nn
 
 from oversmooth.data.batches import keep_mask, prepare
 from oversmooth.errors import WrongBatch
-from oversmooth.models.source import open_source
+from oversmooth.models.opening import open_source
 from tests.contract.tiny_models import tiny_model
 
 

@@ -9,7 +9,7 @@ from oversmooth.data.loading import load_data
 from oversmooth.data.samples import sample_images, sample_sounds, sample_texts
 from oversmooth.errors import UnreadableData, WrongBatch
 from oversmooth.models.live import load_model
-from oversmooth.models.source import open_source
+from oversmooth.models.opening import open_source
 from tests.contract.tiny_models import tiny_model
 from tests.real_models import minilm
 

@@ -7,19 +7,11 @@ import pytest
 import torch
 
 from oversmooth.errors import AdapterMismatch, ConfigMismatch, HeadsUnknown
-from oversmooth.models.declaration import (
-    Arch,
-    AttentionWeights,
-    Paths,
-    Sizes,
-    TensorNames,
-    When,
-    assemble,
-    resolve,
-    sizes_of,
-    value_rows,
-)
+from oversmooth.models.canonical import AttentionWeights, assemble, value_rows
+from oversmooth.models.declaration import Arch, Paths, When
 from oversmooth.models.families import FALCON, LLAMA, OPT
+from oversmooth.models.resolve import TensorNames, resolve
+from oversmooth.models.sizes import Sizes, sizes_of
 
 SEPARATE = Arch(
     name="separate",

@@ -25,7 +25,7 @@ from oversmooth.errors import (
     UnknownArchitecture,
 )
 from oversmooth.models.families import REFUSED
-from oversmooth.models.source import open_source
+from oversmooth.models.opening import open_source
 from oversmooth.output.report.page import page_of
 from oversmooth.output.report.render import render
 from oversmooth.output.terminal.tables import show_inspection

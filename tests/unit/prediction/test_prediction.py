@@ -72,7 +72,7 @@ def test_a_layer_whose_heads_decouple_is_proved_to_sharpen():
     model = AttentionStack().eval()
     with torch.no_grad():
         for mixer in model.mixers.values():
-            from oversmooth.models.declaration import AttentionWeights
+            from oversmooth.models.canonical import AttentionWeights
 
             weights = AttentionWeights(
                 w_v=mixer.in_proj_weight[64:].view(4, 8, 32), w_o=mixer.out_proj.weight.view(32, 4, 8)

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from oversmooth.models.declaration import AttentionWeights
+from oversmooth.models.canonical import AttentionWeights
 from oversmooth.spectra import inspection
 from oversmooth.spectra.inspection import in_order, inspect
 

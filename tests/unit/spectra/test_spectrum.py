@@ -9,7 +9,7 @@ import scipy.linalg
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from oversmooth.models.declaration import AttentionWeights, Norm
+from oversmooth.models.canonical import AttentionWeights, Norm
 from oversmooth.spectra import spectrum as spectra
 from oversmooth.spectra.spectrum import (
     ValueMap,

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oversmooth.models.declaration import AttentionWeights, Norm
+from oversmooth.models.canonical import AttentionWeights, Norm
 from oversmooth.prediction.theory.operator import LayerOperator, ValuePath, value_path
 
 NO_EPSILON: Mapping[str, float] = {}

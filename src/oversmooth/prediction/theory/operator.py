@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
-from oversmooth.models.declaration import AttentionWeights
+from oversmooth.models.canonical import AttentionWeights
 from oversmooth.spectra.spectrum import ValueMap
 
 View = Literal["plain", "branch", "folded"]

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oversmooth.errors import BadValue, NotSupported, UnknownName
-from oversmooth.models.declaration import AttentionWeights, Norm
+from oversmooth.models.canonical import AttentionWeights, Norm
 from oversmooth.prediction.theory.layer import AttentionLayer
 
 Attention = Float[Tensor, "head token token"]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from oversmooth.analysis import Stage, analyze
 from oversmooth.errors import RunFailed
-from oversmooth.models.source import open_source
+from oversmooth.models.opening import open_source
 from oversmooth.output.whole_files import make_folder
 from oversmooth.results import Analysis, no_progress
 from oversmooth.training.recipes.manifest import Manifest, read_manifest

@@ -9,7 +9,7 @@ from torch import nn
 
 from oversmooth.errors import NoAttentionMaps
 from oversmooth.models.hooks.attention_maps import AttentionMaps, _Watch, attention_watched
-from oversmooth.models.source import open_source
+from oversmooth.models.opening import open_source
 from tests.contract.tiny_models import tiny_model
 
 

@@ -10,7 +10,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 import oversmooth as osm
 from oversmooth.errors import BrokenFile, PackedWeights, RefusedArchitecture, UnidentifiedWeights
-from oversmooth.models.source import open_source
+from oversmooth.models.opening import open_source
 from oversmooth.models.stores.module import ModuleStore, attention_modules, describe
 from oversmooth.models.stores.store import ReadLog
 from tests.contract.tiny_models import AttentionStack, tiny_model

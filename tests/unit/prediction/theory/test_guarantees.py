@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oversmooth.errors import BadValue, NotSupported, UnknownName
-from oversmooth.models.declaration import AttentionWeights, Norm
+from oversmooth.models.canonical import AttentionWeights, Norm
 from oversmooth.prediction.theory.asymptotics import asymptotics
 from oversmooth.prediction.theory.heads import certificate, channel_eigenvalues, dobrushin
 from oversmooth.prediction.theory.layer import AttentionLayer

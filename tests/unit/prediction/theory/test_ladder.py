@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oversmooth.models.declaration import AttentionWeights, Norm
+from oversmooth.models.canonical import AttentionWeights, Norm
 from oversmooth.prediction.theory.agreement import rank_correlation, sign_agreement
 from oversmooth.prediction.theory.asymptotics import asymptotics
 from oversmooth.prediction.theory.depth import Depth

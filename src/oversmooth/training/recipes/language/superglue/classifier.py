@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from oversmooth.errors import UnusableEncoder, first_line
 from oversmooth.models.live import load_model, register_own_models
-from oversmooth.models.source import open_source
+from oversmooth.models.opening import open_source
 
 DROPOUT = 0.1
 

@@ -150,7 +150,7 @@ def learning_rate(recipe: FinetuneRecipe, step: int, steps: int) -> float:
 
 def positions_of(checkpoint: str) -> int:
     """How many tokens the encoder has positions for; RoBERTa and its kin keep two of theirs for themselves."""
-    from oversmooth.models.source import open_source
+    from oversmooth.models.opening import open_source
 
     config = open_source(checkpoint).config
     found = int(config.get("max_position_embeddings") or 10**6)

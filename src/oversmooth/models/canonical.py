@@ -1,0 +1,161 @@
+"""The canonical form of an attention layer's value path, whatever the storage:
+
+w_v (n_kv, d_head, d_model)     w_o (d_model, n_heads, d_head)     acting from the left on column vectors
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from oversmooth.errors import AdapterMismatch, ConfigMismatch, HeadsUnknown
+from oversmooth.models.declaration import Arch, Fused, Residual
+from oversmooth.models.resolve import BlockNames, TensorNames
+from oversmooth.models.sizes import Sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm:
+    """A normalization layer: subtract the feature mean (`layer` only), divide by the scale, multiply by `weight`."""
+
+    kind: Literal["layer", "rms"]
+    weight: Float[Tensor, " d_model"]
+    bias: Float[Tensor, " d_model"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionWeights:
+    """The value path of one attention layer in canonical form, with the norms around it."""
+
+    w_v: Float[Tensor, "kv d_head d_model"]
+    w_o: Float[Tensor, "d_model head d_head"]
+    b_v: Float[Tensor, "kv d_head"] | None = None
+    b_o: Float[Tensor, " d_model"] | None = None
+    residual: Residual = "pre"
+    norms: Mapping[str, Norm] = field(default_factory=dict)
+    gain: Float[Tensor, " d_model"] | None = None
+    """Multiplies the attention branch, per channel."""
+    heads_known: bool = True
+    """False where no config gave the number of heads: the layer is one head then, exact for the layer as a whole."""
+    value_rows: Int[Tensor, " rows"] | None = None
+    """Rows of the values inside the fused weight, for writing back; `None` where values have a weight of their own."""
+
+    @property
+    def d_model(self) -> int:
+        return self.w_o.shape[0]
+
+    @property
+    def n_heads(self) -> int:
+        return self.w_o.shape[1]
+
+    @property
+    def n_kv(self) -> int:
+        return self.w_v.shape[0]
+
+    @property
+    def d_head(self) -> int:
+        return self.w_v.shape[1]
+
+    @cached_property
+    def w_o_shared(self) -> Float[Tensor, "d_model kv d_head"]:
+        """Output weights summed over the query heads that read the same value head.
+
+        The sum is taken one precision above the stored one: in half precision it would lose the last digits of all.
+        """
+        if self.n_heads == self.n_kv:
+            return self.w_o
+        above = torch.float32 if self.w_o.dtype.itemsize < 4 else torch.float64
+        return self.w_o.unflatten(1, (self.n_kv, self.n_heads // self.n_kv)).sum(2, dtype=above)
+
+
+def value_rows(fused: Fused, n_heads: int, n_kv: int, d_head: int) -> Int[Tensor, " rows"]:
+    """Rows of the values inside a fused query-key-value weight, in the order (value head, channel).
+
+    >>> value_rows("stacked", n_heads=2, n_kv=1, d_head=2)
+    tensor([6, 7])
+    >>> value_rows("grouped", n_heads=2, n_kv=2, d_head=1)
+    tensor([2, 5])
+    """
+    if fused == "stacked":
+        return torch.arange((n_heads + n_kv) * d_head, (n_heads + 2 * n_kv) * d_head)
+    per_group = n_heads // n_kv + 2
+    group = torch.arange(n_kv)[:, None] * per_group * d_head
+    return (group + (per_group - 1) * d_head + torch.arange(d_head)).flatten()
+
+
+def assemble(
+    arch: Arch, sizes: Sizes, block: BlockNames, read: Callable[[str], Tensor], branch_gain: float = 1.0
+) -> AttentionWeights:
+    """Reads one block's tensors and brings them into canonical form, in the dtype in which they are stored."""
+    transpose = arch.stored == "in_out"
+    value, output = read(block.value.weight), read(block.output.weight)
+    if transpose:
+        value, output = value.T, output.T
+    d_model, inner = _matrix_shape(output, block.output.weight)
+    if sizes.d_model not in (None, d_model):
+        raise ConfigMismatch("the width", sizes.d_model, d_model, block.output.weight)
+    n_heads, n_kv, d_head = _head_sizes(arch, sizes, block, value, inner)
+    rows = None
+    b_v = read(block.value.bias) if block.value.bias else None
+    if block.is_fused:
+        expected = (n_heads + 2 * n_kv) * d_head
+        if value.shape[0] != expected:
+            says = f"{n_heads} heads and {n_kv} value heads of size {d_head}, so {expected} rows"
+            raise ConfigMismatch("the heads", says, f"{value.shape[0]} rows", block.value.weight)
+        rows = value_rows(arch.fused, n_heads, n_kv, d_head)
+        value = value[rows]
+        b_v = b_v[rows] if b_v is not None else None
+    if tuple(value.shape) != (n_kv * d_head, d_model):
+        says = f"{n_kv} value heads of size {d_head} at width {d_model}"
+        raise ConfigMismatch("the value heads", says, f"shape {tuple(value.shape)}", block.value.weight)
+    gain = read(block.gain) if block.gain else None
+    if branch_gain != 1.0:
+        gain = branch_gain * (gain if gain is not None else torch.ones(d_model))
+    return AttentionWeights(
+        w_v=value.reshape(n_kv, d_head, d_model),
+        w_o=output.reshape(d_model, n_heads, d_head),
+        b_v=b_v.reshape(n_kv, d_head) if b_v is not None else None,
+        b_o=read(block.output.bias) if block.output.bias else None,
+        residual=arch.residual,
+        norms={role: _norm(arch, names, read) for role, names in block.norms.items()},
+        gain=gain,
+        heads_known=sizes.n_heads is not None,
+        value_rows=rows,
+    )
+
+
+def _matrix_shape(weight: Tensor, name: str) -> tuple[int, int]:
+    if weight.ndim != 2:
+        raise AdapterMismatch(name, "a matrix", f"shape {tuple(weight.shape)}")
+    return weight.shape[0], weight.shape[1]
+
+
+def _head_sizes(arch: Arch, sizes: Sizes, block: BlockNames, value: Tensor, inner: int) -> tuple[int, int, int]:
+    """`(n_heads, n_kv, d_head)`, checked against the output projection's `inner` columns."""
+    if sizes.n_heads is None:
+        value_rows_are_heads = not block.is_fused and value.shape[0] == inner
+        stacked_thirds = block.is_fused and arch.fused == "stacked" and value.shape[0] == 3 * inner
+        if value_rows_are_heads or stacked_thirds:
+            return 1, 1, inner  # one wide head: H of the layer is the same however its columns are cut into heads
+        raise HeadsUnknown(block.value.weight, "its value heads are shared or fused in an order that needs that number")
+    n_heads = sizes.n_heads
+    d_head = sizes.d_head or inner // n_heads
+    if n_heads * d_head != inner:
+        says = f"{n_heads} heads" + (f" of size {sizes.d_head}" if sizes.d_head else "")
+        raise ConfigMismatch("the heads", says, f"{inner} columns", block.output.weight)
+    n_kv = sizes.n_kv or n_heads
+    if n_heads % n_kv:
+        raise ConfigMismatch("the value heads", f"{n_kv} for {n_heads} heads", "a divisor", "grouped attention")
+    return n_heads, n_kv, d_head
+
+
+def _norm(arch: Arch, names: TensorNames, read: Callable[[str], Tensor]) -> Norm:
+    weight = read(names.weight)
+    if arch.norm == "rms+1":
+        weight = weight.float() + 1.0  # stored as an offset from one; float32 because bfloat16 cannot hold 1 + small
+    bias = read(names.bias) if names.bias else None
+    return Norm(kind="layer" if arch.norm == "layer" else "rms", weight=weight, bias=bias)

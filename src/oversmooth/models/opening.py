@@ -1,0 +1,214 @@
+"""`open_source`: from what a user points at (folder, file, URL, hub id, timm name, module) to a `Source`."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from oversmooth.errors import (
+    AmbiguousFolder,
+    BrokenFile,
+    NoModelInFolder,
+    RemoteUnavailable,
+    TargetNotFound,
+    UnknownArchitecture,
+)
+from oversmooth.models.families import REFUSED
+from oversmooth.models.identify import (
+    known_model_types,
+)
+from oversmooth.models.source import Source, Target
+from oversmooth.models.stores.files import LARGEST_JSON, Folder, LocalFolder, read_small
+from oversmooth.models.stores.gguf import GGUFStore
+from oversmooth.models.stores.module import ModuleStore
+from oversmooth.models.stores.pickle import PickleStore
+from oversmooth.models.stores.remote import cached_hub_folder, hub_folder, remote_folder
+from oversmooth.models.stores.safetensors import SafetensorsStore, read_weight_map
+from oversmooth.models.stores.store import TensorStore
+from oversmooth.results.json_text import json_object
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+SHARD = re.compile(r"-\d+-of-\d+(?=\.(safetensors|bin)$)")
+GGUF_PART = re.compile(r"-\d{5}-of-(?P<count>\d{5})\.gguf$")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+HF_URL = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?(/(?P<rest>.+))?")
+
+
+def open_source(
+    target: Target, *, model_type: str | None = None, n_heads: int | None = None, n_kv: int | None = None
+) -> Source:
+    """Opens whatever the user points at, without reading tensors; keywords fill in what a bare file does not say."""
+    if isinstance(target, Source):
+        source = target
+    else:
+        source = _open_module(target) if isinstance(target, nn.Module) else _open_path(str(target))
+    given = {"model_type": model_type, "num_attention_heads": n_heads, "num_key_value_heads": n_kv}
+    config = {**source.config, **{key: value for key, value in given.items() if value is not None}}
+    if model_type and model_type not in known_model_types() and model_type not in REFUSED:
+        raise UnknownArchitecture(model_type, known_model_types())
+    return replace(source, config=config)
+
+
+def _open_module(module: nn.Module) -> Source:
+    store = ModuleStore(module)
+    name = getattr(getattr(module, "config", None), "_name_or_path", "") or type(module).__name__
+    return Source(target=str(name), kind="module", config=store.config, store=store, module=module)
+
+
+def _open_path(target: str) -> Source:
+    path = Path(target).expanduser()
+    if path.is_dir():
+        return _open_folder(LocalFolder(path), target, place=str(path))
+    if path.is_file():
+        return _open_file(LocalFolder(path.parent), path.name, target)
+    if match := HF_URL.fullmatch(target):
+        return _open_hub(match["repo"], match["revision"], match["rest"] or "", target)
+    if "://" in target:
+        return _open_url(target)
+    if _timm_hub_id(target):
+        source = _open_hub(str(_timm_hub_id(target)), None, "", target)
+        return Source(target=target, kind="timm", config=source.config, store=source.store, place=f"timm:{target}")
+    tried = ["a local file or folder"]
+    if HUB_ID.fullmatch(target) and not target.endswith((".safetensors", ".gguf", *PICKLES)):
+        try:
+            return _open_hub(target, None, "", target)
+        except RemoteUnavailable as error:
+            tried.append(f"the hub ({error.problem.rstrip('.')})")
+    raise TargetNotFound(target, tried)
+
+
+def _open_hub(repo: str, revision: str | None, rest: str, target: str) -> Source:
+    cached = cached_hub_folder(repo, revision) if not rest else None
+    if cached:
+        return _open_folder(cached, target, place=repo)
+    subfolder, file = _split_file(rest)
+    folder = hub_folder(repo, revision, subfolder)
+    source = _open_file(folder, file, target) if file else _open_folder(folder, target, place=repo)
+    return Source(target=target, kind="hub", config=source.config, store=source.store, place=repo)
+
+
+def _open_url(target: str) -> Source:
+    address, _, query = target.partition("?")
+    base, file = _split_file(address)
+    folder = remote_folder(base, query=f"?{query}" if query else "")
+    source = _open_file(folder, file, target) if file else _open_folder(folder, target, place=None)
+    return Source(target=target, kind="url", config=source.config, store=source.store)
+
+
+def _split_file(path: str) -> tuple[str, str]:
+    """`(folder, file)`; the file is empty where the path names a folder."""
+    folder, _, last = path.rpartition("/")
+    is_file = last.endswith((".safetensors", ".gguf", ".json", *PICKLES))
+    return (folder, last) if is_file else (path, "")
+
+
+def _open_folder(folder: Folder, target: str, place: str | None) -> Source:
+    config = _read_config(folder)
+    listing = folder.listing()
+    for name in (
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+    ):
+        if folder.has(name):
+            return Source(target=target, kind="folder", config=config, store=_open_store(folder, name), place=place)
+    files = [name for name in listing or [] if name.endswith((".safetensors", ".gguf", *PICKLES))]
+    if any(name.endswith(".safetensors") for name in files):
+        files = [name for name in files if not name.endswith(PICKLES)]
+    files = [name for name in files if name not in ("training_args.bin", "optimizer.pt", "scheduler.pt")]
+    if len(files) == 1:
+        return _open_file(folder, files[0], target, config)
+    if files and all(SHARD.search(name) for name in files):
+        missing = f"no {SHARD.sub('', files[0])}.index.json"
+        raise BrokenFile(folder.label, "an index beside the shards", missing, "Download the index too.")
+    if files:
+        raise AmbiguousFolder(folder.label, files)
+    if listing is None:
+        raise RemoteUnavailable(folder.label, "it holds neither model.safetensors nor an index of shards")
+    nested = []
+    if isinstance(folder, LocalFolder):
+        nested = sorted(entry.parent.name for entry in folder.path.glob("*/config.json"))
+    raise NoModelInFolder(folder.label, listing, nested)
+
+
+def _open_file(folder: Folder, name: str, target: str, config: Mapping[str, Any] | None = None) -> Source:
+    store = _open_store(folder, name)
+    if isinstance(store, GGUFStore):
+        return Source(target=target, kind="gguf", config=store.config, store=store)
+    kind = "pickle" if isinstance(store, PickleStore) else "safetensors"
+    config = _read_config(folder) if config is None else config
+    is_whole_folder = isinstance(folder, LocalFolder) and config and name in ("model.safetensors", "pytorch_model.bin")
+    place = folder.label if is_whole_folder else None
+    return Source(target=target, kind=kind, config=config, store=store, place=place)
+
+
+def _open_store(folder: Folder, name: str) -> TensorStore:
+    if name.endswith(".safetensors"):
+        return SafetensorsStore.single(folder, name)
+    if name.endswith(".safetensors.index.json"):
+        return SafetensorsStore.sharded(folder, name)
+    if not isinstance(folder, LocalFolder):
+        advice = "Only safetensors can be read by byte ranges; download this one and inspect the local copy."
+        raise RemoteUnavailable(f"{folder.label}/{name}", "this format cannot be streamed", advice)
+    if name.endswith(".gguf"):
+        if (part := GGUF_PART.search(name)) and int(part["count"]) > 1:
+            found = f"one of {int(part['count'])} parts, which holds some of the layers"
+            advice = "Join the parts first: llama-gguf-split --merge FIRST_PART WHOLE.gguf"
+            raise BrokenFile(f"{folder.label}/{name}", "a whole GGUF file", found, advice)
+        return GGUFStore(folder.path / name)
+    if name.endswith(".bin.index.json"):
+        return PickleStore(folder.path, read_weight_map(folder, name))
+    if name.endswith(PICKLES):
+        return PickleStore.single(folder.path / name)
+    raise BrokenFile(
+        f"{folder.label}/{name}",
+        "a .safetensors, .bin, .pt, .pth, .ckpt or .gguf file",
+        f"the ending {Path(name).suffix!r}",
+        "Point at the weights or at their folder.",
+    )
+
+
+def _read_config(folder: Folder) -> dict[str, Any]:
+    """The config beside the weights, or an empty one; timm's own config is completed from timm's registry."""
+    if not folder.has("config.json"):
+        return {}
+    config = json_object(read_small(folder, "config.json", LARGEST_JSON), f"{folder.label}/config.json")
+    if "architecture" in config and "model_type" not in config:
+        config |= _timm_config(str(config["architecture"]), config.get("model_args") or {})
+    return config
+
+
+def _timm_hub_id(name: str) -> str | None:
+    """The hub repository of a timm model's pretrained weights; `None` where the name is not timm's."""
+    if "/" in name:
+        return None
+    timm = _import_timm()
+    if timm is None or not timm.is_model(name):
+        return None
+    hub_id = timm.get_pretrained_cfg(name).hf_hub_id
+    if not hub_id:
+        raise TargetNotFound(name, ["timm, which has the architecture but no pretrained weights for it"])
+    return str(hub_id)
+
+
+def _timm_config(architecture: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of a timm architecture, from a copy on the meta device: no memory, no download."""
+    import torch
+
+    timm = _import_timm()
+    if timm is None or not timm.is_model(architecture.split(".")[0]):
+        return {}
+    with torch.device("meta"):
+        return ModuleStore(timm.create_model(architecture.split(".")[0], **arguments)).config
+
+
+def _import_timm() -> Any | None:
+    try:
+        import timm
+    except ImportError:
+        return None
+    return timm

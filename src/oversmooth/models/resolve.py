@@ -1,0 +1,139 @@
+"""Where the tensors of a declared family are among a set of names.
+
+A safetensors header and `named_parameters()` are both sets of names, so one `resolve` serves files and live models
+alike; prefixes such as `model.` or `bert.` are found, never declared.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from oversmooth.errors import AdapterMismatch
+from oversmooth.models.declaration import NORM_ROLES, Arch
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """Weight and (where it exists) bias of one module."""
+
+    weight: str
+    bias: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockNames:
+    """The concrete tensor names of one block."""
+
+    index: int
+    path: str
+    value: TensorNames
+    is_fused: bool
+    output: TensorNames
+    norms: Mapping[str, TensorNames]
+    gain: str | None
+
+    def __iter__(self) -> Iterator[str]:
+        """Every tensor that an analysis of this block reads."""
+        for pair in (self.value, self.output, *self.norms.values()):
+            yield pair.weight
+            if pair.bias:
+                yield pair.bias
+        if self.gain:
+            yield self.gain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackNames:
+    """One stack of blocks found among the names."""
+
+    prefix: str
+    blocks: tuple[BlockNames, ...]
+    blocks_in_model: int
+    final_norm: TensorNames | None = None
+
+
+def _alternates(path: str) -> list[str]:
+    return [alternate for alternate in path.split("|") if alternate]
+
+
+def _tensor(path: str, what: str) -> str:
+    return path.replace("*", what) if "*" in path else f"{path}.{what}"
+
+
+def _find(block: str, paths: str, names: Collection[str]) -> TensorNames | None:
+    for path in _alternates(paths):
+        weight, bias = (f"{block}.{_tensor(path, what)}".lstrip(".") for what in ("weight", "bias"))
+        if weight in names:
+            return TensorNames(weight, bias if bias in names else None)
+    return None
+
+
+def _block_pattern(block: str) -> str:
+    return r"(?P<prefix>(?:.*\.)?)(?P<block>" + re.escape(block).replace(r"\{i\}", r"(?P<i>\d+)") + ")"
+
+
+def resolve(arch: Arch, names: Collection[str]) -> tuple[StackNames, ...]:
+    """The stacks of this family among the names, one per prefix; empty when there is none.
+
+    A block is found by its output projection; its value projection must be there too. Blocks must be numbered from 0
+    without gaps unless the family is a hybrid: a gap means a shard is missing.
+    """
+    for block in _alternates(arch.paths.block):
+        found: dict[str, dict[int, str]] = {}
+        outputs = "|".join(re.escape(_tensor(path, "weight")) for path in _alternates(arch.paths.o))
+        pattern = re.compile(_block_pattern(block) + rf"\.(?:{outputs})")
+        for name in names:
+            if match := pattern.fullmatch(name):
+                path = match["prefix"] + match["block"]
+                found.setdefault(match["prefix"], {})[int(match["i"])] = path
+        stacks = []
+        for prefix, blocks in found.items():
+            resolved = [_resolve_block(arch, i, path, names) for i, path in sorted(blocks.items())]
+            kept = [block for block in resolved if block is not None]
+            if len(kept) == len(resolved) or (arch.is_hybrid and kept):
+                stacks.append(
+                    StackNames(
+                        prefix=prefix,
+                        blocks=tuple(kept),
+                        blocks_in_model=_count(block, prefix, names),
+                        final_norm=_find(prefix.removesuffix("."), arch.paths.final_norm, names),
+                    )
+                )
+        for stack in stacks:
+            indices = [block.index for block in stack.blocks]
+            if not arch.is_hybrid and indices != list(range(stack.blocks_in_model)):
+                absent = sorted(set(range(stack.blocks_in_model)) - set(indices))
+                raise AdapterMismatch(
+                    arch.name,
+                    f"attention weights in all {stack.blocks_in_model} blocks",
+                    f"none in blocks {', '.join(map(str, absent[:8]))} (a missing shard, or a hybrid model)",
+                )
+        if stacks:
+            return tuple(stacks)
+    return ()
+
+
+def _count(block: str, prefix: str, names: Collection[str]) -> int:
+    pattern = re.compile(_block_pattern(block) + r"\..*")
+    matches = (pattern.fullmatch(name) for name in names if name.startswith(prefix))
+    return 1 + max(int(match["i"]) for match in matches if match and match["prefix"] == prefix)
+
+
+def _resolve_block(arch: Arch, index: int, path: str, names: Collection[str]) -> BlockNames | None:
+    paths = arch.paths
+    separate, fused = _find(path, paths.v, names), _find(path, paths.qkv, names)
+    output = _find(path, paths.o, names)
+    value = separate or fused
+    if value is None or output is None:
+        return None
+    norms = {role: found for role in NORM_ROLES if (found := _find(path, getattr(paths, role), names))}
+    gains = [f"{path}.{gain}" for gain in _alternates(paths.attn_gain) if f"{path}.{gain}" in names]
+    return BlockNames(
+        index=index,
+        path=path,
+        value=value,
+        is_fused=separate is None,
+        output=output,
+        norms=norms,
+        gain=gains[0] if gains else None,
+    )
