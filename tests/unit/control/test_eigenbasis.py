@@ -16,7 +16,7 @@ from oversmooth.control.eigenbasis import (
     returning_clip,
 )
 from oversmooth.control.projection import Form, fresh_eigenbasis, kept_eigenbasis, moved
-from oversmooth.errors import BadValue, IllConditioned, TooManyValueDirections
+from oversmooth.errors import BadValue, IllConditioned, NotSupported, TooManyValueDirections, UnknownName
 
 SIZES = {
     "one": Heads(d_model=1, n_heads=1, n_kv=1, d_head=1),
@@ -389,8 +389,14 @@ def test_a_start_from_zero_weights_is_finite():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"basis": "diagonal"}, {"max_condition": 5.0}, {"low": 1.0}, {"low": 0.0, "basis": "general"}]
+    ("wrong", "error"),
+    [
+        ({"basis": "diagonal"}, UnknownName),
+        ({"max_condition": 5.0}, NotSupported),
+        ({"low": 1.0}, BadValue),
+        ({"low": 0.0, "basis": "general"}, BadValue),
+    ],
 )
-def test_a_form_that_makes_no_sense_is_refused(wrong):
-    with pytest.raises(BadValue):
+def test_a_form_that_makes_no_sense_is_refused(wrong, error):
+    with pytest.raises(error):
         Form(**{"low": -1.0, "high": 0.0, **wrong})
