@@ -17,7 +17,11 @@ def train(
         ),
     ],
     variant: Annotated[
-        str, typer.Option(help="vanilla, sharpen, smooth, or a baseline: attnscale, featscale, neutreno, ...")
+        str,
+        typer.Option(
+            help="vanilla, sharpen, smooth; a control: free, matched, sharpen-start, smooth-start, no-identity, "
+            "sharpen-measured, smooth-measured; or a baseline: attnscale, featscale, neutreno, ..."
+        ),
     ] = "vanilla",
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a key: section.key=value; can be repeated.")

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from oversmooth.control.eigenbasis import Eigenbasis
+from oversmooth.control.norms import follow_scale, keep_norms_positive, require_followed_norms, unfollow
 from oversmooth.control.parametrizations import (
     OutputWeight,
-    PositiveNorm,
     ValueWeight,
     ours,
     parametrized,
@@ -25,6 +25,7 @@ from oversmooth.control.projection import (
     with_constant_kept,
 )
 from oversmooth.control.selection import BASELINES, Chosen, Layers, choose, heads_of
+from oversmooth.control.token_scale import SCALES
 from oversmooth.errors import CannotControl, UnknownName
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.opening import open_source
@@ -35,8 +36,6 @@ from oversmooth.results import Control, HeadMove, LayerControl, Spectrum
 from oversmooth.spectra.spectrum import DENSE_UP_TO, plain_map, spectrum
 
 INITS = ("keep", "fresh")
-SIGNED_NORMS = ("attn_norm", "attn_branch_norm")
-"""The norms whose weights are multiplied into the map of attention, so that their signs matter."""
 
 
 def sharpen(
@@ -46,6 +45,7 @@ def sharpen(
     layers: Layers = None,
     stack: str | None = None,
     positive_norms: bool = False,
+    scale: str = "plain",
     init: str = "keep",
     max_condition: float | None = None,
     generator: torch.Generator | None = None,
@@ -59,6 +59,7 @@ def sharpen(
         layers=layers,
         stack=stack,
         positive_norms=positive_norms,
+        scale=scale,
         init=init,
         max_condition=max_condition,
         generator=generator,
@@ -72,6 +73,7 @@ def smooth(
     layers: Layers = None,
     stack: str | None = None,
     positive_norms: bool = False,
+    scale: str = "plain",
     init: str = "keep",
     max_condition: float | None = None,
     generator: torch.Generator | None = None,
@@ -85,6 +87,7 @@ def smooth(
         layers=layers,
         stack=stack,
         positive_norms=positive_norms,
+        scale=scale,
         init=init,
         max_condition=max_condition,
         generator=generator,
@@ -100,6 +103,7 @@ def constrain(
     layers: Layers = None,
     stack: str | None = None,
     positive_norms: bool = False,
+    scale: str = "plain",
     init: str = "keep",
     max_condition: float | None = None,
     generator: torch.Generator | None = None,
@@ -110,7 +114,9 @@ def constrain(
     as close to the weights as the form allows and says how far that is, fresh draws V and psi with `generator`.
     `layers` is None, a number, several, or words such as "6-11". `positive_norms` also keeps the weights of the
     attention's own norms above zero, where each starts at its absolute value: then the signs of the eigenvalues survive
-    the norm too. Build the optimizer afterwards: value and output weights are no parameters any more. Biases are free.
+    the norm too. `scale`: plain takes the interval as it is, the paper's form; measured takes it for the map that acts in
+    a pre-norm layer, eigenvalues over the token scale, which is followed while the model trains and kept by `bake`.
+    Build the optimizer afterwards: value and output weights are no parameters any more. Biases are free.
 
     >>> import torch, oversmooth as osm
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
@@ -122,6 +128,8 @@ def constrain(
     form = Form(low=float(low), high=float(high), basis=basis, max_condition=max_condition)
     if init not in INITS:
         raise UnknownName("init", init, INITS)
+    if scale not in SCALES:
+        raise UnknownName("scale", scale, SCALES)
     source = open_source(model)
     store, log = source.store, ReadLog(source.store)
     assert isinstance(store, ModuleStore), "an open module is read through a ModuleStore"
@@ -129,6 +137,8 @@ def constrain(
     chosen = choose(stacks, layers, stack)
     plan = [(each, each.stack.weights(each.position, log.read)) for each in chosen]
     _refuse(model, store, plan)
+    if scale == "measured":
+        require_followed_norms(plan)
     done: list[LayerControl] = []
     seen: dict[int, LayerControl] = {}
     for each, weights in plan:
@@ -138,13 +148,15 @@ def constrain(
             new = _new_weights(weights, eigenbasis)
             new = with_constant_kept(weights, new) if init == "keep" else new
             seen[key] = layer_control(each, weights, new)  # now: the old weights are views of what is changed next
+            follow_scale(each, weights, eigenbasis, store, is_measured=scale == "measured", is_kept=init == "keep")
             _install(each, new, eigenbasis, store)
             if positive_norms:
-                seen[key] = replace(seen[key], norm_signs_changed=_install_norms(each, store))
+                seen[key] = replace(seen[key], norm_signs_changed=keep_norms_positive(each, store))
         done.append(replace(seen[key], layer=each.block.index, passes=each.stack.passes[each.position]))
     return Control(
         provenance=provenance_of(source, stacks, log, compute_dtype=_words(done)),
-        change=f"eigenvalues of H in [{form.low:g}, {form.high:g}], {basis} basis, {init} start",
+        change=f"eigenvalues of H{' over the token scale' * (scale == 'measured')} in [{form.low:g}, {form.high:g}], "
+        f"{basis} basis, {init} start",
         low=form.low,
         high=form.high,
         layers=tuple(done),
@@ -163,6 +175,8 @@ def bake(model: nn.Module) -> nn.Module:
         raise CannotControl("bake", "this model", reason, f"Take it off first: osm.unapply(model, {what!r}).")
     for module, tensor in parametrized(model):
         take_off(module, tensor)
+    for module in model.modules():
+        unfollow(module)
     return model
 
 
@@ -224,23 +238,6 @@ def _set_biases(each: Chosen, new: AttentionWeights, store: ModuleStore) -> None
     if each.block.output.bias and new.b_o is not None:
         bias = getattr(store.owner(each.block.output.bias), each.block.output.bias.rpartition(".")[2])
         bias.copy_(new.b_o)
-
-
-def _install_norms(each: Chosen, store: ModuleStore) -> int:
-    """Makes the attention's own norms positive; how many of their weights change sign."""
-    changed = 0
-    for role in SIGNED_NORMS:
-        if role not in each.block.norms:
-            continue
-        name = each.block.norms[role].weight
-        owner, tensor = store.owner(name), name.rpartition(".")[2]
-        if ours(owner, tensor):
-            continue
-        weight = getattr(owner, tensor)
-        offset = 1.0 if each.stack.arch.norm == "rms+1" else 0.0
-        changed += int((weight.detach().float() + offset < 0).sum())
-        put_on(owner, tensor, PositiveNorm(weight, offset))
-    return changed
 
 
 @torch.no_grad()

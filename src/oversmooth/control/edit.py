@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from oversmooth.control.checkpoint import copy_checkpoint, local_checkpoint
-from oversmooth.control.constrain import SIGNED_NORMS, layer_control
+from oversmooth.control.constrain import layer_control
+from oversmooth.control.norms import SIGNED_NORMS
 from oversmooth.control.projection import Form, kept_eigenbasis, with_constant_kept
 from oversmooth.control.selection import Chosen, Layers, choose, heads_of
 from oversmooth.errors import BadValue, CannotControl, Conflict, HeadsUnknown, NothingChosen, NotSupported

@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from oversmooth.control.token_scale import TokenScale
 from oversmooth.errors import BadValue, IllConditioned, TooManyValueDirections
 
 CONDITION_LIMIT = {torch.float32: 1e6, torch.float64: 1e12}
@@ -204,6 +205,7 @@ class Eigenbasis(nn.Module):
         low: float,
         high: float,
         shares: Float[Tensor, "kv group d_head"] | None = None,
+        scale: TokenScale | None = None,
     ):
         super().__init__()
         heads.require_one_basis()
@@ -217,11 +219,20 @@ class Eigenbasis(nn.Module):
             even = psi.new_full((heads.n_kv, heads.per_group, heads.d_head), 1 / heads.per_group)
             given = even if shares is None else shares.to(psi).clamp(min=SMALLEST_SHARE)
             self.share_logits = nn.Parameter(given.log())
+        self.scale = scale
+        """Where it is given, the interval is that of the map that acts in a pre-norm layer: a multiple of [low, high]."""
         self._kept: tuple[object, Tensor] | None = None
 
     def eigenvalues(self) -> Float[Tensor, " channel"]:
-        """`clip(psi, low, high)`, in the order (value head, channel)."""
-        return returning_clip(full_precision(self.psi), self.low, self.high)
+        """`clip(psi, low, high)`, times the followed scale where there is one, in the order (value head, channel)."""
+        psi = full_precision(self.psi)
+        if self.scale is None:
+            return returning_clip(psi, self.low, self.high)
+        return self.scale.absolute(returning_clip(self.scale.relative(psi), self.low, self.high))
+
+    def interval(self) -> tuple[float, float]:
+        """Where the eigenvalues lie now."""
+        return (self.low, self.high) if self.scale is None else self.scale.interval(self.low, self.high)
 
     def weights(self) -> tuple[Float[Tensor, "channel d_model"], Float[Tensor, "d_model inner"]]:
         """Canonical value and output weights, evaluated now, in float32 or better even under autocast."""
@@ -269,6 +280,7 @@ class Eigenbasis(nn.Module):
         own = cores.diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=2)  # (group, kv, d_head)
         strays = (cores.square().sum() - own.square().sum()).clamp(min=0).sqrt()
         eigenvalues = own.sum(0)
-        inside = (eigenvalues >= self.low - tolerance).all() & (eigenvalues <= self.high + tolerance).all()
+        low, high = self.interval()
+        inside = (eigenvalues >= low - tolerance).all() & (eigenvalues <= high + tolerance).all()
         same_sign = ((own >= -tolerance).all(0) | (own <= tolerance).all(0)).all()
         return bool(inside & same_sign & (strays <= tolerance * (1 + own.norm())))

@@ -19,6 +19,7 @@ from oversmooth.measurement.metrics import measurable
 from oversmooth.models.hooks.attention_maps import AttentionMaps, Layer, attention_watched, unwatched
 from oversmooth.models.hooks.places import Place, observed, on_stream
 from oversmooth.models.live import quiet_eval
+from oversmooth.models.norms import epsilon_of
 from oversmooth.models.source import Stack
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.prediction.summary import guarantee, summarise
@@ -130,7 +131,7 @@ class PredictionRun:
         if key in self._layers:
             return self._layers[key]
         block = stack.names.blocks[position]
-        epsilon = {role: _epsilon(self.store.owner(names.weight)) for role, names in block.norms.items()}
+        epsilon = {role: epsilon_of(self.store.owner(names.weight)) for role, names in block.norms.items()}
         layer = AttentionLayer(weights=stack.weights(position, self.store.read), epsilon=epsilon, dtype=self.dtype)
         made = layer, tuple(Changed.of(change, layer) for change in self.changes)
         if layer.weights.w_v.numel() * len(stack.names.blocks) * (1 + len(self.changes)) <= KEPT_WEIGHTS:
@@ -167,15 +168,6 @@ class PredictionRun:
         guaranteed = guarantee(layer, found.scale)
         regime = "undecided" if found.identity_error > tolerance else found.regime
         return replace(found, regime=regime, verdict=layer_verdict(found, guaranteed, tolerance))
-
-
-def _epsilon(norm: nn.Module) -> float:
-    """What a norm adds under its square root, under the names that libraries use for it."""
-    for name in ("eps", "variance_epsilon", "epsilon"):
-        value = getattr(norm, name, None)
-        if isinstance(value, float):
-            return value
-    return 0.0
 
 
 def follow(

@@ -194,9 +194,10 @@ def test_overriding_leaves_the_tables_alone():
     assert tables == {"a": {"b": 1}}
 
 
-def test_variants_are_the_three_of_the_paper_and_every_baseline():
+def test_variants_are_the_three_of_the_paper_controls_and_every_baseline():
     assert VARIANTS[:3] == ("vanilla", "sharpen", "smooth")
     assert {"attnscale", "featscale", "neutreno", "contranorm"} <= set(VARIANTS)
+    assert {"free", "matched", "sharpen-start", "smooth-start", "no-identity", "sharpen-measured"} <= set(VARIANTS)
     with pytest.raises(UnknownName, match=r"variant .sharp.\. Close: sharpen"):
         require_variant("sharp")
 
