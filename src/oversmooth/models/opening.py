@@ -17,14 +17,13 @@ from oversmooth.errors import (
     UnknownArchitecture,
 )
 from oversmooth.models.families import REFUSED
-from oversmooth.models.identify import (
-    known_model_types,
-)
+from oversmooth.models.identify import declared_for, known_model_types
 from oversmooth.models.source import Source, Target
 from oversmooth.models.stores.files import LARGEST_JSON, Folder, LocalFolder, read_small
 from oversmooth.models.stores.gguf import GGUFStore
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.pickle import PickleStore
+from oversmooth.models.stores.quantised import QuantisedStore, unpacked
 from oversmooth.models.stores.remote import cached_hub_folder, hub_folder, remote_folder
 from oversmooth.models.stores.safetensors import SafetensorsStore, read_weight_map
 from oversmooth.models.stores.store import TensorStore
@@ -49,7 +48,14 @@ def open_source(
     config = {**source.config, **{key: value for key, value in given.items() if value is not None}}
     if model_type and model_type not in known_model_types() and model_type not in REFUSED:
         raise UnknownArchitecture(model_type, known_model_types())
+    if source.module is None and not isinstance(source.store, QuantisedStore):
+        source = replace(source, store=unpacked(source.store, config, source.target, is_in_out=_is_in_out(config)))
     return replace(source, config=config)
+
+
+def _is_in_out(config: Mapping[str, Any]) -> bool:
+    """Whether the model keeps its weights transposed; packed ones never are."""
+    return any(arch.stored == "in_out" for arch in declared_for(str(config.get("model_type"))))
 
 
 def _open_module(module: nn.Module) -> Source:

@@ -30,16 +30,8 @@ from oversmooth.models.identify import (
 )
 from oversmooth.models.resolve import StackNames, resolve
 from oversmooth.models.sizes import Sizes, sizes_of
+from oversmooth.models.stores.quantised import is_packed_name
 from oversmooth.models.stores.store import TensorStore
-
-PACKED_NAMES = {
-    ".qweight": "GPTQ or AWQ",
-    ".weight_packed": "compressed-tensors",
-    ".SCB": "bitsandbytes int8",
-    ".absmax": "bitsandbytes 4-bit",
-    ".weight_scale": "scaled integers or float8",
-    ".weight_scale_inv": "block-scaled float8",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +106,9 @@ def _refuse(source: Source) -> None:
         name = next((name for name in source.store.names if fragment in name), None)
         if name:
             raise RefusedArchitecture(f"{source.target} (tensor {name})", reason)
-    quantization = source.config.get("quantization_config")
-    if isinstance(quantization, Mapping):
-        raise PackedWeights(source.target, f"quantization_config: {quantization.get('quant_method', 'unnamed')}")
-    for name in source.store.names:
-        for ending, packing in PACKED_NAMES.items():
-            if name.endswith(ending) or f"{ending}." in name:
-                raise PackedWeights(source.target, f"{packing}, tensor {name!r}")
+    packed = next((name for name in source.store.names if is_packed_name(name)), None)
+    if packed:
+        raise PackedWeights(source.target, f"tensor {packed!r}")
 
 
 def _part_types(config: Mapping[str, Any]) -> Iterator[str]:

@@ -472,7 +472,7 @@ def test_packed_weights_are_refused_with_the_name_of_the_packing(packing, tmp_pa
         assert part in message(caught)
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "fp8", "compressed-tensors", "mxfp4"])
+@pytest.mark.parametrize("method", ["hqq", "aqlm", "quanto", "torchao", "higgs"])
 def test_a_quantisation_in_the_config_is_refused_by_its_name(method, tmp_path):
     saved("llama", tmp_path)
     edit_config(tmp_path, quantization_config={"quant_method": method})

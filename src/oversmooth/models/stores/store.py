@@ -44,7 +44,8 @@ class ReadLog:
         plain = tensor.detach().cpu().contiguous().reshape(-1)
         self._hash.update(plain.view(torch.uint8).numpy().data)
         self.bytes_read += plain.nbytes
-        self.dtypes.add(dtype)
+        stored_as = getattr(self._store, "stored_as", lambda name: None)(name)
+        self.dtypes.add(f"{dtype} from {stored_as}" if stored_as else dtype)
         return tensor.detach()
 
     @property
