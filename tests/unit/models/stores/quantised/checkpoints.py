@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from oversmooth.environment.torchvision import ensure_torchvision
 
 Written = tuple[dict[str, Tensor], Tensor]
 """The tensors that stand for a weight, by what follows the module's path, and the weight as the reference reads it."""
@@ -26,7 +25,6 @@ class Format:
 
 def tiny_llama() -> nn.Module:
     """Width 64, 4 heads over 2 value heads, 2 layers: every packing's blocks fit into it several times."""
-    ensure_torchvision()
     from transformers import LlamaConfig, LlamaModel
 
     torch.manual_seed(0)
