@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-
 Written = tuple[dict[str, Tensor], Tensor]
 """The tensors that stand for a weight, by what follows the module's path, and the weight as the reference reads it."""
 
