@@ -14,6 +14,7 @@ from tests.command_line import oversmooth
 from tests.contract.test_control import assert_inside, outputs, wide_t5
 from tests.contract.tiny_models import tiny_model
 from tests.real_models import minilm
+from tests.unit.models.stores.test_gguf import CASES, Quantisation, exported
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -285,3 +286,12 @@ def test_what_cannot_be_edited_says_why(bert, tmp_path):
     edit(bare, tmp_path / "out", interval=(-1.0, 0.0), model_type="bert", n_heads=4)
     with pytest.raises(NothingChosen, match="Give one of interval, scale_h, flip_norm_signs"):
         edit(bert[0], tmp_path / "other")
+
+
+def test_a_folder_that_holds_a_gguf_file_is_refused_as_the_file_is(tmp_path):
+    case, kind = CASES["llama"], Quantisation.F32
+    (tmp_path / "model").mkdir()
+    exported(case, kind, tmp_path / "model" / "x.gguf")
+    with pytest.raises(CannotControl, match="packed blocks"):
+        edit(tmp_path / "model", tmp_path / "out", interval=(-1.0, 0.0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]

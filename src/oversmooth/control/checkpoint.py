@@ -14,7 +14,8 @@ from torch import Tensor
 from oversmooth.errors import CannotControl
 from oversmooth.models.opening import HUB_ID
 from oversmooth.models.stores.files import SMALL_FILE_BYTES, LocalFolder
-from oversmooth.models.stores.pickle import PickleStore, load_tensors
+from oversmooth.models.stores.gguf import GGUFStore
+from oversmooth.models.stores.pickle import PickleStore, load_tensors, plain_tensor
 from oversmooth.models.stores.remote import cached_hub_folder
 from oversmooth.models.stores.safetensors import DTYPES, SafetensorsStore, read_header
 from oversmooth.models.stores.store import TensorStore
@@ -23,6 +24,10 @@ WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|onnx_
 """Files that hold weights, or say where they are; all others that are small are copied."""
 OTHER_FORMATS = ("onnx", "openvino", "coreml", "original")
 """Folders that hold the same weights for other programs: they would not be those of the edited model."""
+PACKED_BLOCKS = (
+    "a GGUF file holds packed blocks, which cannot take arbitrary numbers",
+    "Edit the original checkpoint and convert it again.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,7 @@ def local_checkpoint(target: str) -> Checkpoint:
         return Checkpoint(str(path), path)
     if path.is_file():
         if path.suffix == ".gguf":
-            reason = "a GGUF file holds packed blocks, which cannot take arbitrary numbers"
-            raise CannotControl("edit", target, reason, "Edit the original checkpoint and convert it again.")
+            raise CannotControl("edit", target, *PACKED_BLOCKS)
         return Checkpoint(str(path), path.parent)
     cached = cached_hub_folder(target) if HUB_ID.fullmatch(target) else None
     if cached is not None:
@@ -69,6 +73,8 @@ class EditableCopy:
 
 def copy_checkpoint(checkpoint: Checkpoint, store: TensorStore, to: Path) -> EditableCopy:
     """Copies weights, configs, tokenizers and whatever else is small and no weights, subfolders included."""
+    if isinstance(store, GGUFStore):
+        raise CannotControl("edit", checkpoint.target, *PACKED_BLOCKS)
     assert isinstance(store, SafetensorsStore | PickleStore), "a local checkpoint is one of these"
     where = {name: store.file_of(name) for name in store.names}
     files = dict.fromkeys(where.values())
@@ -104,7 +110,10 @@ def _convert(file: Path, to: Path) -> None:
     from safetensors.torch import save_file
 
     # Tied tensors share memory in a pickle, which safetensors does not have: each gets a copy of its own.
-    tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in load_tensors(file).items()}
+    tensors = {
+        name: plain_tensor(file, name, tensor).clone(memory_format=torch.contiguous_format)
+        for name, tensor in load_tensors(file).items()
+    }
     save_file(tensors, to, metadata={"format": "pt"})
 
 

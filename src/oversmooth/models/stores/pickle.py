@@ -2,15 +2,15 @@
 
 import pickle
 import warnings
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from oversmooth.errors import BrokenFile, UnsafePickle, first_line
+from oversmooth.errors import BrokenFile, PackedWeights, UnsafePickle, first_line, reason_of
+from oversmooth.models.stores.torch_zip import WHAT, check_records
 from oversmooth.results import FileFacts
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
@@ -39,10 +39,10 @@ class PickleStore:
 
     def read(self, name: str) -> Tensor:
         shard = self._where[name]
-        try:
-            return self._shard(shard)[name]
-        except KeyError as error:
-            raise BrokenFile(shard, f"the tensor {name!r}, as the index says", "no such tensor") from error
+        tensors = self._shard(shard)
+        if name not in tensors:
+            raise BrokenFile(shard, f"the tensor {name!r}, as the index says", "no such tensor")
+        return plain_tensor(self._folder / shard, name, tensors[name])
 
     def file_of(self, name: str) -> str:
         """The name of the file that holds a tensor."""
@@ -55,10 +55,16 @@ class PickleStore:
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """The state dict in a pickle file, mapped where the format allows it; refuses everything that is not tensors."""
     try:
-        is_zip = zipfile.is_zipfile(path)
         with path.open("rb") as file:
-            if not is_zip and file.read(1) != pickle.PROTO:
-                raise BrokenFile(str(path), "a PyTorch state dict", "neither a zip archive nor a pickle")
+            start = file.read(4)
+    except OSError as error:
+        raise BrokenFile(str(path), WHAT, reason_of(error), "Check the path and its permissions.") from error
+    is_zip = start == b"PK\3\4"  # as torch itself decides
+    if is_zip:
+        check_records(path)
+    elif start[:1] != pickle.PROTO:
+        raise BrokenFile(str(path), WHAT, "neither a zip archive nor a pickle")
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of pickle protocols that are refused next
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
@@ -66,11 +72,26 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         reason = str(error).strip()
         if "Unsupported global" in reason or "Weights only" in reason or "weights_only" in reason.lower():
             raise UnsafePickle(str(path), _what_was_refused(reason)) from error
-        raise BrokenFile(str(path), "a PyTorch state dict", reason.splitlines()[0]) from error
-    except (RuntimeError, EOFError, ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-        first = first_line(error)
-        raise BrokenFile(str(path), "a PyTorch state dict", first) from error
+        raise BrokenFile(str(path), WHAT, first_line(error)) from error
+    except (Exception, MemoryError) as error:  # torch raises whatever its parts raise on a broken file
+        raise BrokenFile(str(path), WHAT, first_line(error)) from error
     return _state_dict(path, loaded)
+
+
+def plain_tensor(path: Path, name: str, tensor: Tensor) -> Tensor:
+    """The tensor, if it is one of numbers in memory and no larger than its file (strides of 0 repeat a number)."""
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_nested or tensor.layout != torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise PackedWeights(str(path), f"{name!r} is a {kind} {type(tensor).__name__}")
+    if tensor.is_meta:
+        raise BrokenFile(str(path), f"numbers in {name!r}", "a tensor on the meta device, which has none")
+    if tensor.is_quantized:
+        raise PackedWeights(str(path), f"{name!r} has dtype {tensor.dtype}")
+    size = path.stat().st_size
+    if tensor.numel() * tensor.itemsize > size:
+        found = f"shape {tuple(tensor.shape)} with strides {tensor.stride()} in a file of {size} bytes"
+        raise BrokenFile(str(path), f"a tensor {name!r} of its own numbers", found)
+    return tensor.resolve_neg()
 
 
 def _what_was_refused(message: str) -> str:

@@ -1,5 +1,6 @@
 """GGUF files, written with the gguf package's own names and quantisers, against live models with the same weights."""
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -329,3 +330,88 @@ def test_one_part_of_a_split_model_is_refused_with_what_joins_them(tmp_path):
         osm.inspect(part)
     whole = part.rename(tmp_path / "x-00001-of-00001.gguf")
     assert osm.inspect(whole).layers
+
+
+# --- headers that lie -----------------------------------------------------------------------------------------------
+
+
+def raw_gguf(values=(), tensors=(), *, data=bytes(256), version=3, counts=None):
+    """A file with exactly this header: `values` are (key, type, bytes), `tensors` are (name, shape, type, offset)."""
+
+    def text(word):
+        return struct.pack("<Q", len(word)) + word
+
+    architecture = (b"general.architecture", 8, text(b"llama"))
+    body = b"".join(text(key) + struct.pack("<I", kind) + value for key, kind, value in (architecture, *values))
+    for name, shape, kind, offset in tensors:
+        body += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+    counts = counts or (len(tensors), 1 + len(values))
+    content = b"GGUF" + struct.pack("<IQQ", version, *counts) + body
+    return content + bytes(-len(content) % 32) + data
+
+
+ROW = (8,)  # 32 bytes of F32
+LIES = {
+    "overlapping tensors": (raw_gguf(tensors=[(b"a", ROW, 0, 0), (b"b", ROW, 0, 0)]), "'b' at offset 32"),
+    "a gap": (raw_gguf(tensors=[(b"a", ROW, 0, 0), (b"b", ROW, 0, 64)]), "'b' at offset 32"),
+    "off its alignment": (raw_gguf(tensors=[(b"a", (9,), 0, 0), (b"b", ROW, 0, 36)]), "'b' at offset 64"),
+    "an offset beyond the file": (raw_gguf(tensors=[(b"a", ROW, 0, 2**40)]), "'a' at offset 0"),
+    "a tensor beyond the file": (raw_gguf(tensors=[(b"a", (65,), 0, 0)]), "bytes or more, for 'a'"),
+    "2^40 tensors": (raw_gguf(counts=(2**40, 1)), f"{2**40} tensors"),
+    "2^40 values": (raw_gguf(counts=(0, 2**40)), f"{2**40} values of metadata"),
+    "2^40 numbers in a list": (raw_gguf([(b"x", 9, struct.pack("<IQ", 4, 2**40))]), f"{2**40} numbers in a list"),
+    "2^40 words in a list": (raw_gguf([(b"x", 9, struct.pack("<IQ", 8, 2**40))]), f"{2**40} words in a list"),
+    "2^40 letters in a word": (raw_gguf([(b"x", 8, struct.pack("<Q", 2**40))]), f"{2**40} bytes more"),
+    "lists in lists": (raw_gguf([(b"x", 9, struct.pack("<IQ", 9, 1))]), "a list of type 9"),
+    "2^40 axes": (raw_gguf(tensors=[(b"a", (1,) * 5, 0, 0)]), "at most 4 axes"),
+    "sizes that overflow": (raw_gguf(tensors=[(b"a", (2**32, 2**32), 0, 0)]), "bytes or more, for 'a'"),
+    "blocks that are not whole": (raw_gguf(tensors=[(b"a", (31, 32), 8, 0)]), "rows of 'a' in blocks of 32"),
+    "an unknown quantisation": (raw_gguf(tensors=[(b"a", ROW, 77, 0)]), "type 77"),
+    "an unknown type": (raw_gguf([(b"x", 13, b"")]), "type 13"),
+    "a tensor twice": (raw_gguf(tensors=[(b"a", ROW, 0, 0), (b"a", ROW, 0, 32)]), "'a' twice"),
+    "a key twice": (raw_gguf([(b"x", 4, bytes(4)), (b"x", 4, bytes(4))]), "the key 'x' twice"),
+    "a name that is no text": (raw_gguf(tensors=[(b"\xff", ROW, 0, 0)]), "in UTF-8"),
+    "an alignment of 0": (raw_gguf([(b"general.alignment", 4, bytes(4))]), "a power of two"),
+    "an alignment of 24": (raw_gguf([(b"general.alignment", 4, struct.pack("<I", 24))]), "a power of two"),
+    "an alignment of another type": (raw_gguf([(b"general.alignment", 10, struct.pack("<Q", 32))]), "a power of two"),
+    "another version": (raw_gguf(version=4), "version 4"),
+    "the other byte order": (raw_gguf(version=3 << 24), "the other byte order"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_header_that_lies_is_refused_at_once(name, tmp_path):
+    content, expected = LIES[name]
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(BrokenFile) as caught:
+        GGUFStore(tmp_path / "x.gguf")
+    assert expected in str(caught.value)
+
+
+def test_a_header_that_does_not_lie_passes_the_same_checks(tmp_path):
+    numbers = np.arange(64, dtype=np.float32)
+    words = struct.pack("<IQ", 8, 2) + 2 * (struct.pack("<Q", 1) + b"w")
+    tensors = [(b"a", (4, 2), 0, 0), (b"b", ROW, 0, 32)]
+    (tmp_path / "x.gguf").write_bytes(raw_gguf([(b"words", 9, words)], tensors, data=numbers.tobytes()))
+    store = GGUFStore(tmp_path / "x.gguf")
+    torch.testing.assert_close(store.read("a"), torch.arange(8.0).reshape(2, 4))
+    torch.testing.assert_close(store.read("b"), torch.arange(8.0, 16.0))
+
+
+@pytest.mark.parametrize("kind", [*EXACT, *PACKED], ids=lambda kind: kind.name)
+def test_every_tensor_is_what_the_gguf_packages_own_reader_gives(kind, tmp_path):
+    path, _, _ = exported(CASES["llama"], kind, tmp_path / "x.gguf")
+    store, reference = GGUFStore(path), gguf.GGUFReader(path)
+    assert list(store.names) == [tensor.name for tensor in reference.tensors]
+    for tensor in reference.tensors:
+        expected = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).astype("float32"))
+        torch.testing.assert_close(store.read(tensor.name), expected, rtol=0, atol=0)
+
+
+def test_an_architecture_that_is_no_word_is_refused(tmp_path):
+    content = raw_gguf().replace(
+        struct.pack("<I", 8) + struct.pack("<Q", 5) + b"llama", struct.pack("<IIII", 4, 0, 0, 0)
+    )
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(BrokenFile, match=r"metadata general\.architecture"):
+        GGUFStore(tmp_path / "x.gguf")

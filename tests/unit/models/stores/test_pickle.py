@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from oversmooth.errors import BrokenFile, UnsafePickle
+from oversmooth.errors import BrokenFile, PackedWeights, UnsafePickle
 from oversmooth.models.stores.files import LocalFolder
 from oversmooth.models.stores.pickle import WRAPPERS, PickleStore, load_tensors
 from oversmooth.models.stores.safetensors import read_weight_map
@@ -153,3 +153,110 @@ def test_a_checkpoint_without_a_state_dict_is_refused_with_what_it_holds(value, 
         load_tensors(tmp_path / "x.pt")
     for part in ("a state dict of tensors", found, "Known wrappers: state_dict"):
         assert part in str(caught.value)
+
+
+# --- archives that lie ----------------------------------------------------------------------------------------------
+
+
+def rewritten(path, change, compression=zipfile.ZIP_STORED):
+    """The archive of `STATE` with every record passed through `change(name, bytes)`."""
+    with zipfile.ZipFile(io.BytesIO(saved(STATE))) as old, zipfile.ZipFile(path, "w", compression) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, change(entry.filename, old.read(entry)))
+    return path
+
+
+def test_an_archive_written_by_another_zip_library_is_read(tmp_path):
+    assert_same(load_tensors(rewritten(tmp_path / "x.bin", lambda name, data: data)), STATE)
+
+
+def test_compressed_records_are_refused_because_mapped_they_would_be_taken_for_numbers(tmp_path):
+    path = rewritten(tmp_path / "x.bin", lambda name, data: data, zipfile.ZIP_DEFLATED)
+    mapped = torch.load(path, weights_only=True, mmap=True)["a.weight"]
+    assert not torch.equal(mapped, STATE["a.weight"])
+    with pytest.raises(BrokenFile, match="neither compressed nor encrypted"):
+        load_tensors(path)
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:8], lambda data: data + b"12345678", lambda data: b""])
+def test_a_record_of_another_length_than_its_storage_is_refused(change, tmp_path):
+    path = rewritten(tmp_path / "x.bin", lambda name, data: change(data) if name.endswith("data/0") else data)
+    with pytest.raises(RuntimeError, match=r"record size|numel"):
+        torch.load(path, weights_only=True)
+    with pytest.raises(BrokenFile, match="expected 24 bytes in its record '0', found"):
+        load_tensors(path)
+
+
+def test_a_record_that_is_missing_is_refused(tmp_path):
+    path = rewritten(tmp_path / "x.bin", lambda name, data: data)
+    content = path.read_bytes().replace(b"data/0", b"data/7")
+    path.write_bytes(content)
+    with pytest.raises(BrokenFile, match="record '0', found no such record"):
+        load_tensors(path)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_record_that_stands_twice_is_refused(tmp_path):
+    path = rewritten(tmp_path / "x.bin", lambda name, data: data)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(next(name for name in archive.namelist() if name.endswith("data/0")), bytes(24))
+    with pytest.raises(BrokenFile, match="data/0' 2 times"):
+        load_tensors(path)
+
+
+HUGE = b"\x8a\x06" + (2**40).to_bytes(6, "little")  # LONG1
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        b"\x80\x02cbuiltins\nbytearray\n" + HUGE + b"\x85R.",
+        b"\x80\x05\x96" + (2**40).to_bytes(8, "little") + b".",
+        b"\x80\x02]r" + (2**31 - 1).to_bytes(4, "little") + b".",
+        b"\x80\x02(((((.",
+        b"\x80\x02\x86.",
+        b"\x80\x02Nh\x07.",
+        b"\x80\x02" + b"]" * 50_000 + b"a" * 49_999 + b".",
+    ],
+    ids=["bytearray", "BYTEARRAY8", "memo", "marks", "empty stack", "memo unknown", "nested"],
+)
+def test_a_pickle_that_asks_for_more_than_it_brings_is_refused(pickled, tmp_path):
+    path = rewritten(tmp_path / "x.bin", lambda name, data: pickled if name.endswith("data.pkl") else data)
+    (tmp_path / "y.bin").write_bytes(pickled)
+    for file in (path, tmp_path / "y.bin"):
+        with pytest.raises((BrokenFile, UnsafePickle)):
+            load_tensors(file)
+
+
+# --- tensors that are no numbers in memory --------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: torch.ones(1).expand(2**20, 2**20), "of its own numbers"),
+        (lambda: torch.ones(4).expand(1000, 4), "strides (0, 1) in a file of"),
+        (lambda: torch.empty(3, 3, device="meta"), "on the meta device"),
+        (lambda: torch.eye(3).to_sparse(), "a sparse_coo Tensor"),
+        (lambda: torch.eye(3).to_sparse_csr(), "a sparse_csr Tensor"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested Tensor"),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "torch.qint8"),
+    ],
+    ids=["terabytes", "expanded", "meta", "sparse", "csr", "nested", "quantised"],
+)
+def test_a_tensor_that_is_more_than_its_bytes_is_refused_where_it_is_read(make, expected, tmp_path):
+    torch.save({**STATE, "odd": make()}, tmp_path / "x.bin")
+    store = PickleStore.single(tmp_path / "x.bin")
+    torch.testing.assert_close(store.read("a.weight"), STATE["a.weight"])
+    with pytest.raises((BrokenFile, PackedWeights)) as caught:
+        store.read("odd")
+    assert expected in str(caught.value)
+
+
+def test_a_tensor_whose_sign_is_only_marked_is_read_with_its_sign(tmp_path):
+    odd = torch.complex(torch.zeros(3), torch.ones(3)).conj().imag
+    torch.save({"w": odd}, tmp_path / "x.bin")
+    found = PickleStore.single(tmp_path / "x.bin").read("w")
+    assert not found.is_neg()
+    torch.testing.assert_close(found, -torch.ones(3))
