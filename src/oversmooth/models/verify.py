@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from oversmooth.errors import AdapterMismatch, NotLive
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.inputs import example_inputs
-from oversmooth.models.live import load_model, run
+from oversmooth.models.live import load_model, quiet_eval, run
 from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import Stack, Target
@@ -58,14 +58,8 @@ def verify(
     batch = {name: value.to(device) for name, value in batch.items()}
     stacks, log = live.stacks(), ReadLog(live.store)
     checks = [check for stack in stacks for check in _prepare(stack, live.store, log, generator)]
-    modes = {part: part.training for part in model.modules()}
-    model.eval()
-    try:
-        with _hooked(checks), torch.no_grad():
-            run(model, batch)
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
+    with quiet_eval(model), _hooked(checks):
+        run(model, batch)
     if broken := [check for check in checks if not math.isfinite(check.error)]:
         what = " ".join(["layer", str(broken[0].index), *([f"of {broken[0].label}"] if broken[0].label else [])])
         raise NotLive(source.target, "verify", f"{what} returns values that are NaN or infinite")

@@ -4,21 +4,19 @@ At that moment its attention maps, the stream before and the stream after are th
 and they are let go. The cost in memory is that of one layer's attention for one sequence, beside the forward pass.
 """
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from oversmooth.data.batches import Batch, keep_mask, prepare, run_checked
+from oversmooth.data.batches import keep_mask
 from oversmooth.environment.threads import one_thread
 from oversmooth.measurement.metrics import measurable
-from oversmooth.models.hooks.attention_maps import AttentionMaps, Layer, attention_watched, unwatched
-from oversmooth.models.hooks.places import Place, observed, on_stream
-from oversmooth.models.live import quiet_eval
+from oversmooth.measurement.passes import Seen
+from oversmooth.models.hooks.attention_maps import AttentionMaps, Layer, unwatched
+from oversmooth.models.hooks.places import Place, on_stream
 from oversmooth.models.norms import epsilon_of
 from oversmooth.models.source import Stack
 from oversmooth.models.stores.module import ModuleStore
@@ -28,7 +26,6 @@ from oversmooth.prediction.theory.layer import AttentionLayer
 from oversmooth.prediction.theory.sample import Changed, LayerSample, sample_layer
 from oversmooth.prediction.theory.what_if import WhatIf
 from oversmooth.prediction.verdicts import layer_verdict
-from oversmooth.results import Progress
 from oversmooth.results.prediction import LayerPrediction
 
 IDENTITY = {torch.float64: 1e-3, torch.float32: 1e-3}
@@ -43,7 +40,7 @@ Key = tuple[str, int, int]
 
 
 @dataclass
-class PredictionRun:
+class PredictionObserver:
     """Everything one prediction accumulates; only plain numbers outlive a batch."""
 
     model: nn.Module
@@ -54,10 +51,7 @@ class PredictionRun:
     simulate: int
     with_heads: bool
     dtype: torch.dtype
-    seen: int = 0
-    tokens: int = 0
-    skipped: int = 0
-    hash: Any = field(default_factory=hashlib.sha256)
+    seen: Seen = field(default_factory=Seen)
     problems: dict[Key, str] = field(default_factory=dict)
     maps_of: Callable[[Layer], AttentionMaps] = field(init=False)
     _inputs: Mapping[str, Tensor] = field(default_factory=dict)
@@ -69,10 +63,10 @@ class PredictionRun:
     _following: dict[tuple[str, int], Depth] = field(default_factory=dict)
     growth: dict[str, list[DepthGrowth | None]] = field(default_factory=dict)
 
+    def wants(self, name: str, stack: Stack) -> bool:
+        return on_stream(name, stack.arch.residual)
+
     def begin(self, inputs: Mapping[str, Tensor]) -> None:
-        for name, value in sorted(inputs.items()):
-            self.hash.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            self.hash.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         self._inputs = inputs
         for kept in (self._keep, self._stream, self._pending, self._following):
             kept.clear()
@@ -104,7 +98,7 @@ class PredictionRun:
             if not bool(torch.isfinite(x).all() & torch.isfinite(y).all()):
                 self._broken(key)
                 continue
-            is_solved = self.seen + order < self.solve
+            is_solved = self.seen.sequences + order < self.solve
             with one_thread(x.numel() <= SMALL):
                 sample, operator = sample_layer(
                     layer,
@@ -114,7 +108,7 @@ class PredictionRun:
                     solve=is_solved,
                     with_heads=self.with_heads,
                     changes=changes,
-                    simulate_steps=self.simulate if self.seen + order == 0 else 0,
+                    simulate_steps=self.simulate if self.seen.sequences + order == 0 else 0,
                 )
                 self._pending.setdefault(key, []).append(sample)
                 if is_solved:
@@ -138,17 +132,12 @@ class PredictionRun:
             self._layers[key] = made
         return made
 
-    def finish(self) -> None:
-        """Takes over what the batch gave, now that it is complete."""
-        keep = next(iter(self._keep.values()))
-        has_two = measurable(keep)
-        self.seen += int(has_two.sum())
-        self.skipped += int((~has_two).sum())
-        self.tokens += int(keep[has_two].sum())
+    def finish(self) -> Bool[Tensor, "batch token"]:
         for key, samples in self._pending.items():
             self._samples.setdefault(key, []).extend(samples)
         for (label, _), follow in self._following.items():
             self.growth.setdefault(label, []).append(follow.growth())
+        return next(iter(self._keep.values()))
 
     # --- results ---
 
@@ -168,29 +157,3 @@ class PredictionRun:
         guaranteed = guarantee(layer, found.scale)
         regime = "undecided" if found.identity_error > tolerance else found.regime
         return replace(found, regime=regime, verdict=layer_verdict(found, guaranteed, tolerance))
-
-
-def follow(
-    run: PredictionRun, config: Mapping[str, Any], batches: Iterable[Batch], max_samples: int | None, progress: Progress
-) -> bool:
-    """Runs the model on the batches; whether it was interrupted."""
-    stacks = tuple(run.stacks.values())
-    with (
-        quiet_eval(run.model),
-        attention_watched(stacks, run.store) as run.maps_of,
-        observed(stacks, run.store, run.observe, lambda name, stack: on_stream(name, stack.arch.residual)) as restart,
-    ):
-        try:
-            for batch in batches:
-                remaining = None if max_samples is None else max_samples - run.seen
-                if remaining == 0:
-                    break
-                inputs = prepare(run.model, config, batch, remaining)
-                run.begin(inputs)
-                restart()
-                run_checked(run.model, inputs)
-                run.finish()
-                progress(run.seen, max_samples or 0)
-        except KeyboardInterrupt:
-            return True
-    return False

@@ -5,16 +5,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from oversmooth.data.batches import Batch
-from oversmooth.errors import BadValue, NoData, UnknownName
-from oversmooth.measurement.running import LiveRun, open_run
+from oversmooth.errors import BadValue, UnknownName
+from oversmooth.measurement.passes import LiveModel, open_live, pass_through
+from oversmooth.models.hooks.attention_maps import attention_watched
 from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import Target
-from oversmooth.prediction.collecting import PredictionRun, follow
+from oversmooth.prediction.collecting import PredictionObserver
 from oversmooth.prediction.summary import mean_and_error
 from oversmooth.prediction.theory.depth import DepthGrowth
 from oversmooth.prediction.theory.what_if import what_if
 from oversmooth.prediction.verdicts import agreements, stack_verdict
-from oversmooth.results import DataFacts, Missing, Progress, no_progress
+from oversmooth.results import Missing, Progress, no_progress
 from oversmooth.results.prediction import Agreement, DepthPrediction, LayerPrediction, Prediction, Statement
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -59,7 +60,7 @@ def predict(
         if value < least:
             raise BadValue(name, value, f"at least {least}")
     changes = [what_if(text) for text in what_ifs]
-    live = open_run(
+    live = open_live(
         target,
         batches,
         "predict",
@@ -70,7 +71,7 @@ def predict(
         device=device,
         trust_remote_code=trust_remote_code,
     )
-    run = PredictionRun(
+    observer = PredictionObserver(
         model=live.model,
         store=live.store,
         stacks={stack.label: stack for stack in live.stacks},
@@ -80,35 +81,30 @@ def predict(
         with_heads=heads,
         dtype=DTYPES[dtype],
     )
-    is_partial = follow(run, live.config, live.batches, max_samples, progress)
-    if not run.seen:
-        raise NoData(live.description, run.skipped)
-    return _result(run, live, seed=seed, is_partial=is_partial)
+    with attention_watched(live.stacks, live.store) as observer.maps_of:
+        is_partial = pass_through(live, observer, max_samples, progress)
+    return _result(observer, live, seed=seed, is_partial=is_partial)
 
 
-def _result(run: PredictionRun, live: LiveRun, *, seed: int, is_partial: bool) -> Prediction:
-    model_dtype, dtype = (str(kind).removeprefix("torch.") for kind in (next(run.model.parameters()).dtype, run.dtype))
+def _result(observer: PredictionObserver, live: LiveModel, *, seed: int, is_partial: bool) -> Prediction:
+    model_dtype, dtype = (
+        str(kind).removeprefix("torch.") for kind in (next(observer.model.parameters()).dtype, observer.dtype)
+    )
     precision = f"model {model_dtype}, theory {dtype}, eigenvalues float64"
-    layers = run.layers()
-    depths = tuple(_depth(label, found) for label, found in run.growth.items())
+    layers = observer.layers()
+    depths = tuple(_depth(label, found) for label, found in observer.growth.items())
     by_stack = {stack.label: [layer for layer in layers if layer.stack == stack.label] for stack in live.stacks}
     found = {label: agreements(label, members) for label, members in by_stack.items() if members}
     return Prediction(
         provenance=provenance_of(live.source, live.stacks, live.hashed(), compute_dtype=precision, seed=seed),
-        data=DataFacts(
-            description=live.description,
-            sha256=run.hash.hexdigest(),
-            sequences=run.seen,
-            tokens=run.tokens,
-            skipped=run.skipped,
-        ),
+        data=observer.seen.facts(live.description),
         is_partial=is_partial,
-        solved=min(run.solve, run.seen),
+        solved=min(observer.solve, observer.seen.sequences),
         layers=layers,
         agreements=tuple(item for items in found.values() for item in items),
         depths=depths,
         verdict=_verdict(by_stack, found, depths),
-        problems=tuple(run.problems.values()),
+        problems=tuple(observer.problems.values()),
     )
 
 

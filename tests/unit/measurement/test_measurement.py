@@ -8,7 +8,8 @@ from torch import nn
 
 import oversmooth as osm
 from oversmooth.errors import NoData, UnknownName, WrongBatch
-from oversmooth.measurement.measurement import Running, measure
+from oversmooth.measurement.measurement import measure
+from oversmooth.measurement.observer import Running
 from oversmooth.results import Measurement
 from tests.contract.tiny_models import tiny_model
 

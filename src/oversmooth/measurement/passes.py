@@ -1,0 +1,169 @@
+"""The one loop over batches: a live model with its data, and everything that went through it, counted and hashed.
+
+`measure` and `predict` differ only in their observer, which sees hidden states while the model runs.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from oversmooth.data.batches import Batch, prepare, run_checked
+from oversmooth.data.loading import load_data
+from oversmooth.errors import NoData
+from oversmooth.measurement.metrics import measurable
+from oversmooth.models.hooks.places import Place, observed
+from oversmooth.models.live import load_model, move, quiet_eval
+from oversmooth.models.opening import open_source
+from oversmooth.models.source import Source, Stack, Target
+from oversmooth.models.stores.module import ModuleStore
+from oversmooth.models.stores.store import ReadLog
+from oversmooth.results import DataFacts, Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveModel:
+    """An opened target that runs, and its data."""
+
+    source: Source
+    """What the user pointed at: target, files, and where the tokenizer is."""
+    model: nn.Module
+    store: ModuleStore
+    config: Mapping[str, Any]
+    stacks: tuple[Stack, ...]
+    batches: Iterable[Batch]
+    description: str
+    """Of the data."""
+
+    def hashed(self) -> ReadLog:
+        """Every declared tensor read in the order of `inspect`, so that results about one model can be matched."""
+        log = ReadLog(self.store)
+        for stack in self.stacks:
+            for position in range(len(stack.names.blocks)):
+                stack.weights(position, log.read)
+        return log
+
+
+def open_live(
+    target: Target,
+    batches: Iterable[Batch] | str | None,
+    verb: str,
+    *,
+    batch_size: int,
+    max_tokens: int,
+    max_samples: int | None,
+    seed: int,
+    device: str | None,
+    trust_remote_code: bool,
+) -> LiveModel:
+    """Loads the model where it is not loaded yet, moves it where asked, and finds its data."""
+    source = open_source(target)
+    source.stacks()  # what is refused or contradicts itself is said before anything is loaded
+    model = load_model(source, verb, trust_remote_code=trust_remote_code)
+    if device is not None:
+        move(model, device)
+    live = source if isinstance(source.store, ModuleStore) else open_source(model)
+    assert isinstance(live.store, ModuleStore)
+    stacks = live.stacks()
+    description = "batches given by the caller"
+    if batches is None or isinstance(batches, str):
+        loaded = load_data(
+            batches,
+            model,
+            source,
+            live.config,
+            batch_size=batch_size,
+            max_tokens=max_tokens,
+            max_samples=max_samples,
+            seed=seed,
+            trust_remote_code=trust_remote_code,
+        )
+        batches, description = loaded.batches, loaded.description
+    return LiveModel(
+        source=source,
+        model=model,
+        store=live.store,
+        config=live.config,
+        stacks=stacks,
+        batches=batches,
+        description=description,
+    )
+
+
+@dataclass
+class Seen:
+    """What went through the model so far; batches count when they are finished."""
+
+    sequences: int = 0
+    tokens: int = 0
+    skipped: int = 0
+    """Sequences of fewer than two tokens: nothing in them can be compared."""
+    hash: Any = field(default_factory=hashlib.sha256)
+
+    def add(self, inputs: Mapping[str, Tensor], keep: Bool[Tensor, "batch token"]) -> None:
+        for name, value in sorted(inputs.items()):
+            self.hash.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            self.hash.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        has_two = measurable(keep)
+        self.sequences += int(has_two.sum())
+        self.skipped += int((~has_two).sum())
+        self.tokens += int(keep[has_two].sum())
+
+    def facts(self, description: str) -> DataFacts:
+        return DataFacts(
+            description=description,
+            sha256=self.hash.hexdigest(),
+            sequences=self.sequences,
+            tokens=self.tokens,
+            skipped=self.skipped,
+        )
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """What looks at hidden states while batches pass through a model, and keeps plain numbers."""
+
+    seen: Seen
+
+    def wants(self, name: str, stack: Stack) -> bool:
+        """Whether this place of a stack is to be observed."""
+
+    def begin(self, inputs: Mapping[str, Tensor]) -> None:
+        """A batch is about to go through the model."""
+
+    def observe(self, place: Place, h: Float[Tensor, "batch token d_model"]) -> None:
+        """The hidden states of the batch at one place."""
+
+    def finish(self) -> Bool[Tensor, "batch token"]:
+        """Takes over what the batch gave, now that it is complete; returns which of its tokens count."""
+
+
+def pass_through(live: LiveModel, observer: Observer, max_samples: int | None, progress: Progress) -> bool:
+    """Runs the model on its batches under the observer's eyes; whether Ctrl-C ended it early.
+
+    The model's mode is that of evaluation, without gradients, and is put back afterwards. A batch that was interrupted
+    leaves no trace. Raises `NoData` where nothing could be observed.
+    """
+    is_partial = False
+    seen = observer.seen
+    with quiet_eval(live.model), observed(live.stacks, live.store, observer.observe, observer.wants) as restart:
+        try:
+            for batch in live.batches:
+                remaining = None if max_samples is None else max_samples - seen.sequences
+                if remaining == 0:
+                    break
+                inputs = prepare(live.model, live.config, batch, remaining)
+                observer.begin(inputs)
+                restart()
+                run_checked(live.model, inputs)
+                seen.add(inputs, observer.finish())
+                progress(seen.sequences, max_samples or 0)
+        except KeyboardInterrupt:
+            is_partial = True
+    if not seen.sequences:
+        raise NoData(live.description, seen.skipped)
+    return is_partial
