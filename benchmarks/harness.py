@@ -7,7 +7,6 @@ and then asserts the claim, so that a failed claim leaves its numbers behind.
 import ctypes
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -15,11 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from oversmooth.environment import versions as environment
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parent.parent
@@ -93,8 +93,8 @@ def write(name: str, *, claim: str, ours: str, alternative: str, ratio: float, n
         "threads": THREADS,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": commit(),
-        "machine": machine(),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "machine": environment.machine(),
+        "versions": dict(environment.versions(PACKAGES)),
     }
     path = RESULTS / f"{name}.json"
     beside = path.with_suffix(".json.new")
@@ -106,32 +106,7 @@ def write(name: str, *, claim: str, ours: str, alternative: str, ratio: float, n
 PACKAGES = ("oversmooth", "torch", "numpy", "scipy", "safetensors", "weightwatcher")
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def commit() -> str:
-    """The commit that was measured, with a `+` where files differ from it."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=True).stdout
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "src", "benchmarks/*.py")
-        return git("rev-parse", "--short=12", "HEAD").strip() + ("+" if changed.strip() else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def machine() -> str:
-    cpu = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return f"{cpu}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}"
+    """The commit that was measured, shortened, with a `+` where files differ from it."""
+    found = environment.commit(["src", "benchmarks/*.py"])
+    return "unknown" if found is None else found[:12] + found[40:]

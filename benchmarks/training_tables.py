@@ -15,8 +15,8 @@ from typing import Any
 import harness
 import torch
 
+from oversmooth.environment.versions import TRAINING, machine, versions
 from oversmooth.training.recipes.kinds import train
-from oversmooth.training.recipes.manifest import versions
 from oversmooth.training.recipes.runner import Asked, Run
 
 VARIANTS = ("vanilla", "sharpen", "smooth")
@@ -157,9 +157,9 @@ def save(name: str, title: str, rows: Sequence[Row], markdown: str, more: Mappin
         **more,
         "threads": 1,
         "runs_at_once": PROCESSES,
-        "machine": harness.machine(),
+        "machine": machine(),
         "commit": harness.commit(),
-        "versions": versions(),
+        "versions": dict(versions(TRAINING)),
     }
     harness.RESULTS.mkdir(exist_ok=True)
     for ending, text in ((".json", json.dumps(body, indent=1, allow_nan=False) + "\n"), (".md", markdown)):

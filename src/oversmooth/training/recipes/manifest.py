@@ -2,27 +2,19 @@
 
 import json
 import logging
-import os
-import platform
-import subprocess
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-import oversmooth.models.provenance
-from oversmooth.environment.pins import NAME as PINS
-from oversmooth.environment.pins import differences_from_pins
+from oversmooth.environment.versions import PINS, TRAINING, commit, differences_from_pins, hardware, versions
 from oversmooth.errors import BrokenFile, first_line
 from oversmooth.output.whole_files import write_whole
 
 NAME = "manifest.json"
 SCHEMA_VERSION = 1
 log = logging.getLogger(__name__)
-MORE_PACKAGES = ("accelerate", "datasets", "tokenizers", "torchvision", "scikit-learn", "pillow", "pydantic")
 
 
 class Session(BaseModel):
@@ -109,7 +101,7 @@ def new_session(from_step: int, processes: int) -> Session:
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         from_step=from_step,
         hardware=hardware(processes),
-        versions=(found := versions()),
+        versions=(found := dict(versions(TRAINING))),
         other_than_pinned=warned_differences(found),
         commit=commit(),
     )
@@ -122,48 +114,3 @@ def warned_differences(found: dict[str, str]) -> dict[str, str]:
         words = ", ".join(f"{package} {difference}" for package, difference in differences.items())
         log.warning("Versions other than those of %s: %s. Numbers can differ.", PINS, words)
     return differences
-
-
-def versions() -> dict[str, str]:
-    found = dict(oversmooth.models.provenance.versions())
-    for package in MORE_PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return dict(sorted(found.items()))
-
-
-def hardware(processes: int) -> dict[str, Any]:
-    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "devices": devices,
-        "processes": processes,
-        "system": platform.platform(),
-    }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def commit() -> str | None:
-    """The commit of this package where it runs from a clone, with a `+` where files differ from it."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        if git("ls-files", "--error-unmatch", Path(__file__).name):
-            return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no", ".") else "")
-    except (OSError, subprocess.SubprocessError):
-        pass
-    return None

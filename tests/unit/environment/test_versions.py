@@ -1,11 +1,12 @@
 """A run says where its versions are not the pinned ones."""
 
 import logging
+import subprocess
 import tomllib
 from pathlib import Path
 
-from oversmooth.environment.pins import differences_from_pins, pinned_versions
-from oversmooth.training.recipes.manifest import new_session, versions, warned_differences
+from oversmooth.environment.versions import TRAINING, commit, differences_from_pins, machine, pinned_versions, versions
+from oversmooth.training.recipes.manifest import new_session, warned_differences
 
 ROOT = Path(__file__).parents[3]
 
@@ -13,7 +14,29 @@ ROOT = Path(__file__).parents[3]
 def test_every_pin_is_read_and_every_package_of_a_manifest_is_pinned():
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.strip()]
     assert len(pinned_versions()) == len(lines)
-    assert set(versions()) - {"python", "oversmooth"} <= pinned_versions().keys()
+    assert dict(versions(TRAINING)).keys() - {"python", "oversmooth"} <= pinned_versions().keys()
+
+
+def test_packages_that_are_not_installed_have_no_version():
+    assert [name for name, _ in versions(("torch", "unheard-of"))] == ["python", "torch"]
+
+
+def test_the_commit_is_that_of_the_clone_and_marked_where_files_differ():
+    def git(*words):
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True).stdout
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "src").strip()
+    assert commit() == git("rev-parse", "HEAD").strip() + ("+" if changed else "")
+
+
+def test_a_package_outside_of_its_clone_has_no_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr("oversmooth.environment.versions.PACKAGE", tmp_path / "site-packages" / "oversmooth")
+    assert commit() is None
+
+
+def test_the_machine_is_one_line():
+    assert "cores" in machine()
+    assert "\n" not in machine()
 
 
 def test_the_pins_are_packed_into_the_wheel():
