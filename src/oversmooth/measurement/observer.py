@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from oversmooth.data.batches import keep_mask
-from oversmooth.measurement.metrics import Kept, Metric, Moments, log_hfc_lfc, measurable
+from oversmooth.measurement.metrics import Metric, log_hfc_lfc
+from oversmooth.measurement.moments import Kept, Moments, measurable
 from oversmooth.measurement.passes import Seen
 from oversmooth.models.hooks.places import NORMS, Place, on_stream
 from oversmooth.models.source import Stack

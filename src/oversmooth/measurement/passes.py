@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from oversmooth.data.batches import Batch, prepare, run_checked
 from oversmooth.data.loading import load_data
 from oversmooth.errors import NoData
-from oversmooth.measurement.metrics import measurable
+from oversmooth.measurement.moments import measurable
 from oversmooth.models.hooks.places import Place, observed
 from oversmooth.models.live import load_model, move, quiet_eval
 from oversmooth.models.opening import open_source

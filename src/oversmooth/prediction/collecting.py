@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from oversmooth.data.batches import keep_mask
 from oversmooth.environment.threads import one_thread
-from oversmooth.measurement.metrics import measurable
+from oversmooth.measurement.moments import measurable
 from oversmooth.measurement.passes import Seen
 from oversmooth.models.hooks.attention_maps import AttentionMaps, Layer, unwatched
 from oversmooth.models.hooks.places import Place, on_stream

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from oversmooth.errors import GivenTwice, NameTaken, NotAGrid, TooFewTokens, UnknownName, WrongShape
 from oversmooth.measurement import metrics
-from oversmooth.measurement.metrics import DEFAULT_METRICS, METRICS, Moments, evaluate, lookup, measurable
+from oversmooth.measurement.metrics import DEFAULT_METRICS, METRICS, evaluate, lookup
+from oversmooth.measurement.moments import Moments, measurable
 
 BOUNDED = settings(derandomize=True, deadline=None, max_examples=25)
 ALL = tuple(METRICS)

@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oversmooth.measurement.metrics import Moments, log_hfc_lfc
+from oversmooth.measurement.metrics import log_hfc_lfc
+from oversmooth.measurement.moments import Moments
 from oversmooth.prediction.theory.layer import AttentionLayer, ExactBranch
 from oversmooth.prediction.theory.operator import LayerOperator, centre
 

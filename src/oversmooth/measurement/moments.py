@@ -1,0 +1,146 @@
+"""Kept tokens of a batch, and the sums over them that metrics share."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from oversmooth.errors import TooFewTokens, WrongShape
+
+CLEARLY = 0.2
+"""Share of HFC^2 in sum |x_i|^2 from which their difference keeps all but one digit."""
+
+
+def measurable(keep: Bool[Tensor, "batch token"]) -> Bool[Tensor, " batch"]:
+    """Which sequences keep at least two tokens, so that there is something to compare."""
+    return keep.sum(-1) >= 2
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Which tokens of a batch count, checked once for all places where its hidden states are seen."""
+
+    keep: Bool[Tensor, "batch token"]
+    span: slice
+    """The columns that any sequence keeps; the others are cut off."""
+    n: Int[Tensor, " batch"]
+    """Number of kept tokens."""
+    dropped: Int[Tensor, " row"] | None
+    """Rows of the flattened span that hold dropped tokens; `None` without any."""
+
+    @classmethod
+    def of(cls, keep: Bool[Tensor, "batch token"]) -> "Kept":
+        n = keep.sum(-1)
+        if (n < 2).any():
+            first = int((n < 2).nonzero()[0])
+            raise TooFewTokens(first, int(n[first]))
+        columns = keep.any(0).nonzero()
+        span = slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(None)
+        dropped = ~keep[:, span]
+        return cls(keep, span, n, dropped.flatten().nonzero()[:, 0] if dropped.any() else None)
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Kept tokens of a batch and the sums over them that metrics share; each is computed once, when first asked for."""
+
+    h: Float[Tensor, "batch token d_model"]
+    keep: Bool[Tensor, "batch token"]
+    x: Float[Tensor, "batch span d_model"]
+    """Kept tokens in float32 or float64, zeros at dropped positions; columns that no sequence keeps are cut off."""
+    mask: Float[Tensor, "batch span"]
+    """1 where `x` holds a kept token, otherwise 0."""
+    n: Int[Tensor, " batch"]
+    """Number of kept tokens."""
+
+    @classmethod
+    def of(cls, h: Float[Tensor, "batch token d_model"], keep: Bool[Tensor, "batch token"] | Kept) -> "Moments":
+        """Take the kept tokens; no copy when `h` is float32 and all sequences keep the same span."""
+        kept = keep if isinstance(keep, Kept) else Kept.of(keep)
+        if kept.keep.shape != h.shape[:2]:
+            expected = f"(batch, token) of h, here {tuple(h.shape[:2])}"
+            raise WrongShape("keep", expected, tuple(kept.keep.shape))
+        x = h[:, kept.span].to(torch.float64 if h.dtype == torch.float64 else torch.float32)
+        if kept.dropped is not None:
+            x = x.clone(memory_format=torch.contiguous_format)
+            # Overwritten, not multiplied (0 * NaN is NaN), and by row number: four times faster than `x[dropped] = 0`.
+            x.flatten(0, 1).index_fill_(0, kept.dropped, 0)
+        return cls(h, kept.keep, x, kept.keep[:, kept.span].to(x.dtype), kept.n)
+
+    @cached_property
+    def norms(self) -> Float[Tensor, "batch span"]:
+        """Euclidean norm of each token."""
+        return torch.linalg.vector_norm(self.x, dim=-1)
+
+    @cached_property
+    def is_finite(self) -> Bool[Tensor, " batch"]:
+        """Whether all token norms of a sequence are finite numbers."""
+        return self.norms.sum(1).isfinite()
+
+    @cached_property
+    def inverse_norms(self) -> Float[Tensor, "batch span"]:
+        """1/|x_i|, and 0 for a zero token."""
+        return torch.where(self.norms == 0, 0.0, 1 / self.norms)
+
+    @cached_property
+    def mean(self) -> Float[Tensor, "batch d_model"]:
+        """Mean m of the kept tokens."""
+        return self.x.sum(1) / self.n[:, None]
+
+    @cached_property
+    def centred(self) -> Float[Tensor, "batch span d_model"]:
+        """HC(X): each kept token minus the mean; zeros at dropped positions."""
+        return torch.addcmul(self.x, self.mask[..., None], self.mean[:, None], value=-1)
+
+    @cached_property
+    def hfc_squared(self) -> Float[Tensor, " batch"]:
+        """HFC^2, accurate however equal the tokens are.
+
+        sum |x_i|^2 - n |m|^2 needs no temporary, and loses no more than a digit where tokens differ clearly. It is all
+        rounding error once they are nearly equal; there tokens are centred first. Even sum |x_i - m|^2 has a floor: if
+        rounding moved m by e, it is larger by n |e|^2. But e is minus the mean of the centred tokens, which are small
+        and nearly exact, so the floor is computed and taken off.
+        """
+        total = self.norms.square().sum(1)
+        difference = total - self.n * self.mean.square().sum(-1)
+        if bool((difference >= CLEARLY * total).all()):
+            return difference
+        floor = self.centred.sum(1).square().sum(-1) / self.n
+        return (torch.linalg.vector_norm(self.centred, dim=-1).square().sum(1) - floor).clamp(min=0)
+
+    @cached_property
+    def lfc_squared(self) -> Float[Tensor, " batch"]:
+        """LFC^2 = n |m|^2, and NaN where it is only the rounding error of a mean that is zero (LFC <= 4 eps HFC)."""
+        lfc_squared = self.n * self.mean.square().sum(-1)
+        is_rounding = lfc_squared <= (4 * torch.finfo(self.x.dtype).eps) ** 2 * self.hfc_squared
+        return lfc_squared.masked_fill(is_rounding, torch.nan)
+
+    @cached_property
+    def singular_values(self) -> Float[Tensor, "batch rank"]:
+        """Singular values of X, and zeros, from the eigenvalues of the smaller of X X^T and X^T X in float64.
+
+        Squaring loses half of the 16 digits: singular values below about 1e-8 of the largest are noise. Hidden states
+        in float32 have no more digits than that.
+        """
+        x = in_float64(self.x)
+        gram = x @ x.mT if x.shape[1] <= x.shape[2] else x.mT @ x
+        # One NaN would make eigvalsh refuse the whole batch; `is_finite` marks that sequence as having no value.
+        finite = self.is_finite.to(x.device)[:, None, None]
+        return torch.linalg.eigvalsh(gram.masked_fill(~finite, 0)).clamp(min=0).sqrt().to(self.x.device, self.x.dtype)
+
+
+def weighted_sum(
+    x: Float[Tensor, "batch span d_model"], weights: Float[Tensor, "batch span"]
+) -> Float[Tensor, "batch d_model"]:
+    """`sum_i w_i x_i`: a matrix product on the CPU, which needs no temporary, unless the user lets those be rounded."""
+    if x.device.type != "cpu" or torch.get_float32_matmul_precision() != "highest":
+        return (x * weights[..., None]).sum(1)
+    with torch.autocast("cpu", enabled=False):
+        return (weights[:, None] @ x)[:, 0]
+
+
+def in_float64(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """In double precision, on the CPU where the device (MPS) has none."""
+    return x.cpu().double() if x.device.type == "mps" else x.double()
