@@ -10,6 +10,7 @@ from oversmooth.errors import BadValue, OversmoothError, first_line
 
 EXAMPLES = {
     "BadValue": (("every", 0, "at least 1"), ("every must be at least 1", "got 0")),
+    "BadConfig": (("n_head", "a whole number", "'x'"), ("'n_head' of the config must be a whole number", "got 'x'")),
     "MissingValue": (("data.classes",), ("data.classes must be given",)),
     "Conflict": ((["interval", "scale_h"],), ("Give only one of interval, scale_h.",)),
     "NothingChosen": ((["interval", "scale_h"],), ("Give one of interval, scale_h.",)),

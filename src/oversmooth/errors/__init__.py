@@ -4,12 +4,13 @@ Each message has three parts: what was expected, what was found, and what to do 
 message and exits with code 2; nothing else in the package prints an error or calls `exit`.
 """
 
-from oversmooth.errors.base import OversmoothError, first_line, reason_of
+from oversmooth.errors.base import OversmoothError, first_line, reason_of, some_of
 from oversmooth.errors.control import CannotControl, IllConditioned, TooManyValueDirections
 from oversmooth.errors.files import BrokenFile, NotWritable, PackedWeights, RemoteUnavailable, UnsafePickle
 from oversmooth.errors.models import (
     AdapterMismatch,
     AmbiguousFolder,
+    BadConfig,
     ConfigMismatch,
     HeadsUnknown,
     IncompleteWeights,
@@ -43,6 +44,7 @@ from oversmooth.errors.values import (
 __all__ = [
     "AdapterMismatch",
     "AmbiguousFolder",
+    "BadConfig",
     "BadRecipe",
     "BadValue",
     "BrokenFile",
@@ -87,4 +89,5 @@ __all__ = [
     "WrongShape",
     "first_line",
     "reason_of",
+    "some_of",
 ]

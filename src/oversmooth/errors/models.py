@@ -127,6 +127,23 @@ class ConfigMismatch(OversmoothError):
 
 
 @dataclass(eq=False)
+class BadConfig(OversmoothError):
+    """A field of a config that no model can have."""
+
+    key: str
+    expected: str
+    found: str
+
+    @property
+    def problem(self) -> str:
+        return f"The field {self.key!r} of the config must be {self.expected}; got {self.found}."
+
+    @property
+    def next_step(self) -> str:
+        return "Use the config.json that came with these weights."
+
+
+@dataclass(eq=False)
 class AdapterMismatch(OversmoothError):
     """The declaration of a family does not fit this very model."""
 

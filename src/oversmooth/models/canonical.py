@@ -91,16 +91,13 @@ def assemble(
     arch: Arch, sizes: Sizes, block: BlockNames, read: Callable[[str], Tensor], branch_gain: float = 1.0
 ) -> AttentionWeights:
     """Reads one block's tensors and brings them into canonical form, in the dtype in which they are stored."""
-    transpose = arch.stored == "in_out"
-    value, output = read(block.value.weight), read(block.output.weight)
-    if transpose:
-        value, output = value.T, output.T
-    d_model, inner = _matrix_shape(output, block.output.weight)
+    value, output = _matrix(arch, block.value.weight, read), _matrix(arch, block.output.weight, read)
+    d_model, inner = output.shape
     if sizes.d_model not in (None, d_model):
         raise ConfigMismatch("the width", sizes.d_model, d_model, block.output.weight)
     n_heads, n_kv, d_head = _head_sizes(arch, sizes, block, value, inner)
     rows = None
-    b_v = read(block.value.bias) if block.value.bias else None
+    b_v = _vector(block.value.bias, value.shape[0], read) if block.value.bias else None
     if block.is_fused:
         expected = (n_heads + 2 * n_kv) * d_head
         if value.shape[0] != expected:
@@ -112,26 +109,34 @@ def assemble(
     if tuple(value.shape) != (n_kv * d_head, d_model):
         says = f"{n_kv} value heads of size {d_head} at width {d_model}"
         raise ConfigMismatch("the value heads", says, f"shape {tuple(value.shape)}", block.value.weight)
-    gain = read(block.gain) if block.gain else None
+    gain = _vector(block.gain, d_model, read) if block.gain else None
     if branch_gain != 1.0:
         gain = branch_gain * (gain if gain is not None else torch.ones(d_model))
     return AttentionWeights(
         w_v=value.reshape(n_kv, d_head, d_model),
         w_o=output.reshape(d_model, n_heads, d_head),
         b_v=b_v.reshape(n_kv, d_head) if b_v is not None else None,
-        b_o=read(block.output.bias) if block.output.bias else None,
+        b_o=_vector(block.output.bias, d_model, read) if block.output.bias else None,
         residual=arch.residual,
-        norms={role: _norm(arch, names, read) for role, names in block.norms.items()},
+        norms={role: _norm(arch, names, d_model, read) for role, names in block.norms.items()},
         gain=gain,
         heads_known=sizes.n_heads is not None,
         value_rows=rows,
     )
 
 
-def _matrix_shape(weight: Tensor, name: str) -> tuple[int, int]:
-    if weight.ndim != 2:
-        raise AdapterMismatch(name, "a matrix", f"shape {tuple(weight.shape)}")
-    return weight.shape[0], weight.shape[1]
+def _matrix(arch: Arch, name: str, read: Callable[[str], Tensor]) -> Float[Tensor, "out in"]:
+    weight = read(name)
+    if weight.ndim != 2 or not weight.numel():
+        raise AdapterMismatch(arch.name, f"a matrix of numbers in {name}", f"shape {tuple(weight.shape)}")
+    return weight.T if arch.stored == "in_out" else weight
+
+
+def _vector(name: str, length: int, read: Callable[[str], Tensor]) -> Float[Tensor, " length"]:
+    vector = read(name)
+    if tuple(vector.shape) != (length,):
+        raise ConfigMismatch("the width", f"{length} numbers, as the matrix beside it", tuple(vector.shape), name)
+    return vector
 
 
 def _head_sizes(arch: Arch, sizes: Sizes, block: BlockNames, value: Tensor, inner: int) -> tuple[int, int, int]:
@@ -153,9 +158,9 @@ def _head_sizes(arch: Arch, sizes: Sizes, block: BlockNames, value: Tensor, inne
     return n_heads, n_kv, d_head
 
 
-def _norm(arch: Arch, names: TensorNames, read: Callable[[str], Tensor]) -> Norm:
-    weight = read(names.weight)
+def _norm(arch: Arch, names: TensorNames, d_model: int, read: Callable[[str], Tensor]) -> Norm:
+    weight = _vector(names.weight, d_model, read)
     if arch.norm == "rms+1":
         weight = weight.float() + 1.0  # stored as an offset from one; float32 because bfloat16 cannot hold 1 + small
-    bias = read(names.bias) if names.bias else None
+    bias = _vector(names.bias, d_model, read) if names.bias else None
     return Norm(kind="layer" if arch.norm == "layer" else "rms", weight=weight, bias=bias)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from oversmooth.models.config_fields import flag
+
 Fused = Literal["stacked", "grouped"]
 Residual = Literal["pre", "post", "sandwich", "parallel"]
 NormKind = Literal["layer", "rms", "rms+1"]
@@ -48,7 +50,7 @@ class When:
     """Facts that depend on the config: where `key` has `value`, these fields of the `Arch` change."""
 
     key: str
-    value: Any
+    value: bool
     change: Mapping[str, Any]
 
 
@@ -87,7 +89,7 @@ class Arch:
         """The declaration with everything that depends on the config settled."""
         arch = self
         for condition in self.when:
-            if config.get(condition.key) == condition.value:
+            if flag(config, condition.key) is condition.value:
                 changes = dict(condition.change)
                 paths = dataclasses.replace(arch.paths, **changes.pop("paths", {}))
                 arch = dataclasses.replace(arch, paths=paths, **changes)

@@ -10,12 +10,15 @@ from torch import nn
 
 from oversmooth.errors import (
     AmbiguousFolder,
+    BadConfig,
     BrokenFile,
     NoModelInFolder,
     RemoteUnavailable,
     TargetNotFound,
     UnknownArchitecture,
+    first_line,
 )
+from oversmooth.models.config_fields import check_timm_arguments, word
 from oversmooth.models.families import REFUSED
 from oversmooth.models.identify import declared_for, known_model_types
 from oversmooth.models.source import Source, Target
@@ -65,10 +68,10 @@ def _open_module(module: nn.Module) -> Source:
 
 
 def _open_path(target: str) -> Source:
-    path = Path(target).expanduser()
-    if path.is_dir():
+    path = local_path(target)
+    if path is not None and path.is_dir():
         return _open_folder(LocalFolder(path), target, place=str(path))
-    if path.is_file():
+    if path is not None and path.is_file():
         return _open_file(LocalFolder(path.parent), path.name, target)
     if match := HF_URL.fullmatch(target):
         return _open_hub(match["repo"], match["revision"], match["rest"] or "", target)
@@ -84,6 +87,18 @@ def _open_path(target: str) -> Source:
         except RemoteUnavailable as error:
             tried.append(f"the hub ({error.problem.rstrip('.')})")
     raise TargetNotFound(target, tried)
+
+
+def local_path(target: str) -> Path | None:
+    """The path that a target would be on this machine; `None` where no file can have that name."""
+    try:
+        path = Path(target).expanduser()
+        path.stat()
+    except FileNotFoundError:
+        return path
+    except (OSError, ValueError, RuntimeError):  # too long, a loop of links, a null byte, a home of nobody
+        return None
+    return path
 
 
 def _open_hub(repo: str, revision: str | None, rest: str, target: str) -> Source:
@@ -184,7 +199,7 @@ def _read_config(folder: Folder) -> dict[str, Any]:
         return {}
     config = json_object(read_small(folder, "config.json", LARGEST_JSON), f"{folder.label}/config.json")
     if "architecture" in config and "model_type" not in config:
-        config |= _timm_config(str(config["architecture"]), config.get("model_args") or {})
+        config |= _timm_config(word(config, "architecture") or "", config.get("model_args") or {})
     return config
 
 
@@ -205,11 +220,16 @@ def _timm_config(architecture: str, arguments: Mapping[str, Any]) -> dict[str, A
     """Sizes of a timm architecture, from a copy on the meta device: no memory, no download."""
     import torch
 
+    check_timm_arguments(arguments)
     timm = _import_timm()
     if timm is None or not timm.is_model(architecture.split(".")[0]):
         return {}
-    with torch.device("meta"):
-        return ModuleStore(timm.create_model(architecture.split(".")[0], **arguments)).config
+    try:
+        with torch.device("meta"):
+            model = timm.create_model(architecture.split(".")[0], **arguments)
+    except Exception as error:  # timm raises whatever its modules raise on arguments that make no sense
+        raise BadConfig("model_args", f"arguments of timm's {architecture}", first_line(error)) from error
+    return ModuleStore(model).config
 
 
 def _import_timm() -> Any | None:

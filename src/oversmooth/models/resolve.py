@@ -7,8 +7,9 @@ alike; prefixes such as `model.` or `bert.` are found, never declared.
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
-from oversmooth.errors import AdapterMismatch
+from oversmooth.errors import AdapterMismatch, some_of
 from oversmooth.models.declaration import NORM_ROLES, Arch
 
 
@@ -52,6 +53,10 @@ class StackNames:
     final_norm: TensorNames | None = None
 
 
+BLOCK_NUMBER = r"(?P<i>0|[1-9][0-9]{0,17})"
+"""Written in one way only, so that no two names mean the same block."""
+
+
 def _alternates(path: str) -> list[str]:
     return [alternate for alternate in path.split("|") if alternate]
 
@@ -69,7 +74,7 @@ def _find(block: str, paths: str, names: Collection[str]) -> TensorNames | None:
 
 
 def _block_pattern(block: str) -> str:
-    return r"(?P<prefix>(?:.*\.)?)(?P<block>" + re.escape(block).replace(r"\{i\}", r"(?P<i>\d+)") + ")"
+    return r"(?P<prefix>(?:.*\.)?)(?P<block>" + re.escape(block).replace(r"\{i\}", BLOCK_NUMBER) + ")"
 
 
 def resolve(arch: Arch, names: Collection[str]) -> tuple[StackNames, ...]:
@@ -78,6 +83,7 @@ def resolve(arch: Arch, names: Collection[str]) -> tuple[StackNames, ...]:
     A block is found by its output projection; its value projection must be there too. Blocks must be numbered from 0
     without gaps unless the family is a hybrid: a gap means a shard is missing.
     """
+    without_values: list[str] = []
     for block in _alternates(arch.paths.block):
         found: dict[str, dict[int, str]] = {}
         outputs = "|".join(re.escape(_tensor(path, "weight")) for path in _alternates(arch.paths.o))
@@ -90,7 +96,9 @@ def resolve(arch: Arch, names: Collection[str]) -> tuple[StackNames, ...]:
         for prefix, blocks in found.items():
             resolved = [_resolve_block(arch, i, path, names) for i, path in sorted(blocks.items())]
             kept = [block for block in resolved if block is not None]
-            if len(kept) == len(resolved) or (arch.is_hybrid and kept):
+            if len(kept) < len(resolved) and not (arch.is_hybrid and kept):
+                without_values += [path for _, path in sorted(blocks.items()) if path not in {b.path for b in kept}]
+            else:
                 stacks.append(
                     StackNames(
                         prefix=prefix,
@@ -101,15 +109,20 @@ def resolve(arch: Arch, names: Collection[str]) -> tuple[StackNames, ...]:
                 )
         for stack in stacks:
             indices = [block.index for block in stack.blocks]
-            if not arch.is_hybrid and indices != list(range(stack.blocks_in_model)):
-                absent = sorted(set(range(stack.blocks_in_model)) - set(indices))
+            if not arch.is_hybrid and len(indices) != stack.blocks_in_model:
+                known = set(indices)
+                absent = islice((i for i in range(stack.blocks_in_model) if i not in known), 8)
                 raise AdapterMismatch(
                     arch.name,
                     f"attention weights in all {stack.blocks_in_model} blocks",
-                    f"none in blocks {', '.join(map(str, absent[:8]))} (a missing shard, or a hybrid model)",
+                    f"none in blocks {', '.join(map(str, absent))} (a missing shard, or a hybrid model)",
                 )
         if stacks:
             return tuple(stacks)
+    if without_values:
+        path = _alternates(arch.paths.v or arch.paths.qkv)[0]
+        expected = f"values beside every output projection, such as {without_values[0]}.{_tensor(path, 'weight')}"
+        raise AdapterMismatch(arch.name, expected, f"none in {some_of(without_values)}")
     return ()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from oversmooth.errors import ConfigMismatch
+from oversmooth.models.config_fields import LARGEST_DEPTH, LARGEST_SIZE, whole
 from oversmooth.models.declaration import Arch
 
 SIZE_ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -37,10 +37,8 @@ def sizes_of(config: Mapping[str, Any], arch: Arch) -> Sizes:
     for size, aliases in SIZE_ALIASES.items():
         own = tuple(alias.format(stack=arch.stack) for alias in STACK_ALIASES.get(size, ()) if arch.stack)
         for alias in (*own, *aliases):
-            value = config.get(alias)
+            value = whole(config, alias, largest=LARGEST_DEPTH if size == "n_layers" else LARGEST_SIZE)
             if value is not None:
-                if not isinstance(value, int) or value < 1:
-                    raise ConfigMismatch(alias, repr(value), "a positive whole number", "every Transformer")
                 found[size] = value
                 break
     if arch.n_kv == "heads":

@@ -11,13 +11,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from oversmooth.errors import (
+    AdapterMismatch,
     ConfigMismatch,
     PackedWeights,
     RefusedArchitecture,
     UnidentifiedWeights,
     UnknownArchitecture,
+    some_of,
 )
 from oversmooth.models.canonical import AttentionWeights, assemble
+from oversmooth.models.config_fields import finite, whole, word
 from oversmooth.models.declaration import Arch
 from oversmooth.models.families import REFUSED, REFUSED_NAMES
 from oversmooth.models.identify import (
@@ -67,7 +70,7 @@ class Source:
 
     @property
     def model_type(self) -> str:
-        return str(self.config.get("model_type") or self.config.get("gguf_architecture") or "unknown")
+        return word(self.config, "model_type") or word(self.config, "gguf_architecture") or "unknown"
 
     def stacks(self) -> tuple[Stack, ...]:
         """The declared stacks of this model; raises what is refused, unknown, or contradicts itself."""
@@ -83,7 +86,10 @@ class Source:
                 if names.blocks[0].path not in found:
                     found[names.blocks[0].path] = _stack(self, label, settled, config, names)
         if not found:
-            raise UnidentifiedWeights(self.target, (), sorted(self.store.names)[:3])
+            few = sorted(self.store.names)[:3]
+            if self.model_type == "unknown":
+                raise UnidentifiedWeights(self.target, (), few)
+            raise AdapterMismatch(self.model_type, "attention layers under its names", some_of(few) or "no tensor")
         return tuple(found.values())
 
     def undeclared_parts(self) -> tuple[tuple[str, str], ...]:
@@ -121,9 +127,9 @@ def _part_types(config: Mapping[str, Any]) -> Iterator[str]:
 def _parts(config: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
     """Name, model type and config of each part that a composite config is made of."""
     return [
-        (key.removesuffix("_config"), str(part["model_type"]), part)
+        (key.removesuffix("_config"), model_type, part)
         for key, part in config.items()
-        if isinstance(part, Mapping) and part.get("model_type")
+        if isinstance(part, Mapping) and (model_type := word(part, "model_type"))
     ]
 
 
@@ -131,15 +137,15 @@ def _declarations(source: Source) -> Iterator[tuple[Arch, Mapping[str, Any], str
     """Declarations to try, each with the config that holds its sizes and a word its prefix should contain."""
     config = source.config
     if architecture := config.get("gguf_architecture"):
-        said = declared_for(str(config["model_type"])) if config.get("model_type") else []
+        said = declared_for(source.model_type) if config.get("model_type") else []
         arch = gguf_form(said[0]) if said else declared_for_gguf(architecture)
         if arch is None:
             raise UnknownArchitecture(architecture, known_gguf_architectures())
         yield arch, config, ""
-    elif model_type := config.get("model_type"):
-        found = list(_by_model_type(str(model_type), config, ""))
+    elif model_type := word(config, "model_type"):
+        found = list(_by_model_type(model_type, config, ""))
         if not found:
-            raise UnknownArchitecture(str(model_type), known_model_types())
+            raise UnknownArchitecture(model_type, known_model_types())
         yield from found
     else:
         fits = candidates_by_name(source.store.names)
@@ -182,14 +188,14 @@ def _stack(source: Source, label: str, arch: Arch, config: Mapping[str, Any], na
         passes = [tuple(p for p in range(depth) if p * blocks // depth == block) for block in range(blocks)]
     elif source.module is None and sizes.n_layers not in (None, names.blocks_in_model):
         raise ConfigMismatch("the number of layers", sizes.n_layers, names.blocks_in_model, source.target)
-    gain = config.get(arch.residual_gain, 1.0) if arch.residual_gain else 1.0
-    more_prefix = config.get(arch.prefix_tokens_key, 0) if arch.prefix_tokens_key else 0
+    gain = finite(config, arch.residual_gain, 1.0) if arch.residual_gain else 1.0
+    more_prefix = whole(config, arch.prefix_tokens_key, smallest=0) if arch.prefix_tokens_key else 0
     return Stack(
         label=label,
         arch=arch,
         sizes=sizes,
         names=names,
-        branch_gain=float(gain),
+        branch_gain=gain,
         passes=tuple(passes),
-        prefix_tokens=arch.prefix_tokens + int(more_prefix or 0),
+        prefix_tokens=arch.prefix_tokens + (more_prefix or 0),
     )

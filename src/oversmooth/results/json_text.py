@@ -8,6 +8,11 @@ from oversmooth.errors import BrokenFile
 KINDS = {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a number", float: "a number"}
 
 
+DEEPEST = 127
+"""Levels of nesting; more are refused by the safetensors reader too, and no file of ours has a tenth of it."""
+TOO_DEEP = "JSON nested too deeply to be read"
+
+
 def json_kind(value: object) -> str:
     """What kind of JSON value it is, in words.
 
@@ -37,9 +42,20 @@ def json_object(text: bytes | str, file: str, expected: str = "a JSON object", *
         where = f"{error.msg} at line {error.lineno}, column {error.colno}"
         raise BrokenFile(file, expected, f"no JSON ({where})" if decoded.strip() else "an empty text") from error
     except RecursionError as error:
-        raise BrokenFile(file, expected, "JSON nested too deeply to be read") from error
+        raise BrokenFile(file, expected, TOO_DEEP) from error
     except ValueError as error:  # Python's own limit on digits, or what an option refused
         raise BrokenFile(file, expected, str(error).partition(";")[0]) from error
     if not isinstance(value, dict):
         raise BrokenFile(file, expected, json_kind(value))
+    if _depth(value) > DEEPEST:
+        raise BrokenFile(file, expected, TOO_DEEP)
     return value
+
+
+def _depth(value: object) -> int:
+    """Levels of lists and objects, counted without recursion."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        depth += 1
+        level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
+    return depth

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from oversmooth.errors import AdapterMismatch, ConfigMismatch, HeadsUnknown
+from oversmooth.errors import AdapterMismatch, BadConfig, ConfigMismatch, HeadsUnknown
 from oversmooth.models.canonical import AttentionWeights, assemble, value_rows
 from oversmooth.models.declaration import Arch, Paths, When
 from oversmooth.models.families import FALCON, LLAMA, OPT
@@ -101,8 +101,9 @@ def test_names_without_the_family_have_no_stacks(names):
     assert resolve(SEPARATE, names) == ()
 
 
-def test_an_output_projection_without_values_is_another_family():
-    assert resolve(SEPARATE, names_of(0, 1, parts=("attn.o",))) == ()
+def test_an_output_projection_without_values_is_refused_with_the_name_of_what_is_missing():
+    with pytest.raises(AdapterMismatch, match=r"such as layers\.0\.attn\.v\.weight, found none in layers\.0, layers\.1"):
+        resolve(SEPARATE, names_of(0, 1, parts=("attn.o",)))
 
 
 @pytest.mark.parametrize(
@@ -171,9 +172,9 @@ def test_the_declaration_can_overrule_the_number_of_value_heads():
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, "8", [8]])
 def test_a_size_that_is_no_positive_whole_number_is_refused(value):
-    with pytest.raises(ConfigMismatch) as raised:
+    with pytest.raises(BadConfig) as raised:
         sizes_of({"hidden_size": value}, SEPARATE)
-    for piece in ("hidden_size", repr(value), "positive whole number"):
+    for piece in ("hidden_size", repr(value), "a whole number from 1"):
         assert piece in str(raised.value)
 
 
@@ -203,12 +204,12 @@ def test_opt_norms_after_the_sum_only_where_its_config_says_so():
 
 def test_a_condition_can_change_a_path_and_leave_the_others():
     arch = dataclasses.replace(
-        SEPARATE, when=(When(key="qk", value=1, change={"paths": {"v": "attn.w"}, "is_causal": True}),)
+        SEPARATE, when=(When(key="qk", value=True, change={"paths": {"v": "attn.w"}, "is_causal": True}),)
     )
-    changed = arch.for_config({"qk": 1})
+    changed = arch.for_config({"qk": True})
     assert changed.paths == dataclasses.replace(SEPARATE.paths, v="attn.w")
     assert changed.is_causal
-    assert arch.for_config({"qk": 2}) == SEPARATE
+    assert arch.for_config({"qk": False}) == SEPARATE
 
 
 # --- layouts --------------------------------------------------------------------------------------------------------
