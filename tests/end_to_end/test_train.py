@@ -288,7 +288,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path, plain, monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(torch, "save", full)
         with pytest.raises(
-            TrainingStopped, match=r"(?s)checkpoint-10 cannot be written.*No space left.*of step 5 is whole"
+            TrainingStopped, match=r"(?s)checkpoint-10 cannot be written.*No space left.*of step 5 is complete"
         ):
             trained(tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-5"]
@@ -330,7 +330,7 @@ def test_an_unreadable_image_in_the_middle_of_an_epoch_is_named_and_nothing_is_l
     assert good.name in str(caught.value)
     assert "--resume" in str(caught.value)
     assert "Traceback" not in str(caught.value)
-    assert "of step 3 is whole" in str(caught.value)
+    assert "of step 3 is complete" in str(caught.value)
     good.write_bytes(content)
     assert train(Asked(**asked, resume=True), str(folder)).manifest.finished
 

@@ -102,7 +102,9 @@ def test_names_without_the_family_have_no_stacks(names):
 
 
 def test_an_output_projection_without_values_is_refused_with_the_name_of_what_is_missing():
-    with pytest.raises(AdapterMismatch, match=r"such as layers\.0\.attn\.v\.weight, found none in layers\.0, layers\.1"):
+    with pytest.raises(
+        AdapterMismatch, match=r"such as layers\.0\.attn\.v\.weight, found none in layers\.0, layers\.1"
+    ):
         resolve(SEPARATE, names_of(0, 1, parts=("attn.o",)))
 
 

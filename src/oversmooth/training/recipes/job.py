@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
@@ -31,6 +31,17 @@ class EpochSampler(Sampler[Any]):
     """Examples in the order of one epoch; the runner sets `epoch` before each, so a resumed run sees the same order."""
 
     epoch: int = 0
+
+
+@runtime_checkable
+class SavedState(Protocol):
+    """Something that goes on where it was when a run is resumed."""
+
+    def save(self, folder: Path) -> None:
+        """Into the folder of a checkpoint."""
+
+    def load(self, folder: Path) -> None:
+        """From the folder of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +81,8 @@ class Job:
     """Writes something to look at before training into the folder of the run."""
     callbacks: Sequence[Any] = ()
     """More callbacks of transformers."""
+    state: SavedState | None = None
+    """Saved and loaded with every checkpoint."""
     trainer_base: Callable[[], type] | None = None
     """A subclass of transformers' Trainer to build on, where a kind has to change its steps."""
     trainer_arguments: Mapping[str, Any] = field(default_factory=dict)

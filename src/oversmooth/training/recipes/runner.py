@@ -25,10 +25,13 @@ from oversmooth.errors import CannotControl, CannotResume, NotDivisible, NotWrit
 from oversmooth.output.whole_files import folder_whole, make_folder, require_free, write_whole
 from oversmooth.results import Analysis, Progress, no_progress
 from oversmooth.training.callback import smoothing_callback
+from oversmooth.training.recipes.checkpoints import checkpoints, cut_metrics
 from oversmooth.training.recipes.job import Job, Numbers
 from oversmooth.training.recipes.manifest import Manifest, first_difference, new_session, read_manifest
-from oversmooth.training.recipes.trainer import checkpoints, cut_metrics, recipe_trainer, run_callback, words_of
+from oversmooth.training.recipes.trainer import recipe_trainer, run_callback
+from oversmooth.training.recipes.trainer_internals import use_one_device
 from oversmooth.training.recipes.variants import ordinary, put_on, require_variant
+from oversmooth.training.recipes.worker_errors import ReportingCollate, ReportingDataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +163,7 @@ def _training_arguments(job: Job, asked: Asked) -> Any:
         "disable_tqdm": True,
     }
     arguments = TrainingArguments(**{**ours, **job.trainer_arguments})
-    if arguments.n_gpu > 1:  # one process uses one GPU; torch's DataParallel would multiply the batch
-        arguments._n_gpu = 1
+    use_one_device(arguments)
     return arguments
 
 
@@ -207,8 +209,8 @@ def _trainer(job: Job, model: nn.Module, arguments: Any, metrics: Path, progress
     trainer = recipe_trainer(job)(
         model=model,
         args=arguments,
-        data_collator=job.collate,
-        train_dataset=job.train,
+        data_collator=ReportingCollate(job.collate),
+        train_dataset=ReportingDataset(job.train),
         eval_dataset=job.evaluate,
         compute_metrics=job.metrics,
         callbacks=list(job.callbacks),
@@ -232,12 +234,9 @@ def _train(trainer: Any, last: int | None) -> None:
         trainer.train(resume_from_checkpoint=None if last is None else str(folder / f"checkpoint-{last}"))
     except TrainingStopped:
         raise
-    except (OversmoothError, RuntimeError) as error:
-        words = words_of(error)
-        if words is None:
-            raise
-        saved = checkpoints(folder)
-        raise TrainingStopped(trainer.state.global_step, words, saved[-1] if saved else None) from error
+    except OversmoothError as error:
+        saved = next(reversed(checkpoints(folder)), None)
+        raise TrainingStopped(trainer.state.global_step, str(error), saved) from error
 
 
 # --- after ----------------------------------------------------------------------------------------------------------

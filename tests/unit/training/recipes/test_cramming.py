@@ -1,6 +1,5 @@
 """Masking, budgets, rates, batches and decay of the language recipes against closed forms."""
 
-import json
 import math
 
 import numpy
@@ -118,7 +117,7 @@ def test_a_plan_of_steps_reads_every_sequence_once_and_in_order():
     assert plan.share(25) == 0.5
 
 
-def test_a_plan_of_hours_follows_the_clock_and_survives_an_interruption():
+def test_a_plan_of_hours_follows_the_clock_and_survives_an_interruption(tmp_path):
     time = [1000.0]
     plan = ClockPlan(1.0, batch=64, ramp=0.5, quantum=8, now=lambda: time[0])
     plan.begin()
@@ -128,10 +127,10 @@ def test_a_plan_of_hours_follows_the_clock_and_survives_an_interruption():
     plan.tick(plan.measured())
     assert plan.share(1) == 0.25
     assert plan.batch_of(1) == (8, 40)
-    state = json.loads(json.dumps(plan.state()))
+    plan.save(tmp_path)
     time[0] += 10_000.0  # the machine was off
     again = ClockPlan(1.0, batch=64, ramp=0.5, quantum=8, now=lambda: time[0])
-    again.restore(state)
+    again.load(tmp_path)
     again.begin()
     time[0] += 1800.0
     again.tick(again.measured())

@@ -1,11 +1,14 @@
 """How much of the budget is spent, by steps or by the clock, and what depends on it: the rate and the batch."""
 
+import json
 import time
 from bisect import bisect_right
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
+CLOCK_FILE = "clock.json"
 Batch = tuple[int, int]
 """The place of its first sequence in the run, and how many there are."""
 
@@ -66,7 +69,7 @@ class StepPlan:
 class ClockPlan:
     """A budget of hours: the time is looked at once per step, in the first process, and shared with the others.
 
-    `state` and `restore` carry the spent time and the place in the corpus over an interruption.
+    `save` and `load` carry the spent time and the place in the corpus over an interruption.
     """
 
     def __init__(
@@ -102,8 +105,10 @@ class ClockPlan:
         self.place += size
         return first, size
 
-    def state(self) -> dict[str, Any]:
-        return {"spent": self.spent, "place": self.place}
+    def save(self, folder: Path) -> None:
+        text = json.dumps({"spent": self.spent, "place": self.place})
+        (folder / CLOCK_FILE).write_text(text, encoding="utf-8")
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self.spent, self.place = float(state["spent"]), int(state["place"])
+    def load(self, folder: Path) -> None:
+        saved = json.loads((folder / CLOCK_FILE).read_text(encoding="utf-8"))
+        self.spent, self.place = float(saved["spent"]), int(saved["place"])

@@ -1,8 +1,6 @@
 """What cramming needs beyond the Trainer: a batch that grows over the run, and a budget of wall clock."""
 
-import json
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +9,6 @@ from torch.utils.data import DataLoader
 
 from oversmooth.training.recipes.language.budget import ClockPlan, Plan
 from oversmooth.training.recipes.language.sequences import StepBatches
-
-CLOCK_FILE = "clock.json"
 
 
 def cramming_trainer(batches: StepBatches, plan: Plan, micro_batch: int) -> type:
@@ -41,16 +37,6 @@ def cramming_trainer(batches: StepBatches, plan: Plan, micro_batch: int) -> type
                 with nullcontext() if is_last else self.accelerator.no_sync(model):
                     total += super().training_step(model, part, num_items_in_batch)
             return total
-
-        def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-            super()._save_optimizer_and_scheduler(output_dir)
-            if isinstance(plan, ClockPlan) and self.args.should_save:
-                (Path(output_dir) / CLOCK_FILE).write_text(json.dumps(plan.state()), encoding="utf-8")
-
-        def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-            super()._load_optimizer_and_scheduler(checkpoint)
-            if isinstance(plan, ClockPlan) and checkpoint is not None:
-                plan.restore(json.loads((Path(checkpoint) / CLOCK_FILE).read_text(encoding="utf-8")))
 
     return CrammingTrainer
 

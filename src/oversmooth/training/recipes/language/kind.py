@@ -64,6 +64,7 @@ def language_job(recipe: Recipe, data: str | None, asked: Asked) -> Job:
         decays=decays,
         final=partial(_against_frequencies, float(corpus.facts["unigram_entropy"])),
         callbacks=[clock_callback(plan)] if isinstance(plan, ClockPlan) else [],
+        state=plan if isinstance(plan, ClockPlan) else None,
         trainer_base=partial(cramming_trainer, batches, plan, recipe.hardware.micro_batch),
         trainer_arguments={
             "gradient_accumulation_steps": 1,  # the loader gives whole batches; the trainer takes them apart
