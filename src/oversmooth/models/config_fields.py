@@ -42,7 +42,7 @@ def finite(config: Mapping[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
-def word(config: Mapping[str, Any], key: str) -> str | None:
+def word(config: Mapping[Any, Any], key: str) -> str | None:
     """A word; `None` where the config is silent."""
     value = config.get(key)
     if value is not None and not isinstance(value, str):
