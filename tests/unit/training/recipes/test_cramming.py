@@ -209,9 +209,9 @@ def test_decay_acts_on_matrices_and_not_on_norms_and_scales():
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("model.heads=5", "a width that 5 heads divide"),
-        ("model.feed_forward=7", "an even feed_forward"),
-        ("training.ramp_quantum=5", "a ramp_quantum that divides the batch 32"),
+        ("model.heads=5", r"model.width \(\d+\) must be divisible by model.heads \(5\)"),
+        ("model.feed_forward=7", r"model.feed_forward \(7\) must be even"),
+        ("training.ramp_quantum=5", r"training.batch \(32\) must be divisible by training.ramp_quantum \(5\)"),
         ("data.order=random", "data.order must be 'sentence-length' or 'as-read'"),
         ("training.mask=1.5", "training.mask must be less than 1"),
     ],
