@@ -81,7 +81,9 @@ def test_without_a_skip_connection_one_pass_smooths_more_and_a_negative_interval
 def test_the_verdict_says_how_each_part_is_known(predicted):
     _, found = predicted
     assert {statement.basis for statement in found.verdict} == {"computed at measured attention", "observed"}
-    assert "6 smoothing" in found.verdict[0].text
+    assert "6 of 6 layers, with one sequence and so no interval" in found.verdict[0].text
+    assert "6 would smooth" in found.verdict[1].text
+    assert [layer.direction for layer in found.layers] == ["smoothing"] * 6
     assert found.depths[0].exponent < 0
 
 
@@ -136,7 +138,17 @@ def test_the_table_shows_the_theorem_the_ladder_and_the_verdict(text):
     done = oversmooth("predict", minilm(), "--data", text, "--heads", "--what-if", "no_biases", "--simulate", 5)
     assert done.returncode == 0, done.stderr
     for piece in (
-        *("repeated forever", "rho_ac", "0 asymptotic", "5 token scale", "measured", "sign right", "rank corr."),
+        *(
+            "iterated at fixed attention",
+            "if repeated",
+            "one pass",
+            "rho_ac",
+            "0 asymptotic",
+            "5 token scale",
+            "measured",
+            "sign right",
+            "rank corr.",
+        ),
         *("one head at a time", "dobrushin", "what if", "no_biases", "repeated at fixed attention", "Verdict"),
     ):
         assert piece in done.stdout, piece

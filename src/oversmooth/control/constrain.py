@@ -22,6 +22,7 @@ from oversmooth.control.projection import (
     fresh_eigenbasis,
     kept_eigenbasis,
     moved,
+    weights_of,
     with_constant_kept,
 )
 from oversmooth.control.selection import BASELINES, Chosen, Layers, choose, heads_of
@@ -111,7 +112,8 @@ def constrain(
     """Puts `H = V diag(clip(psi, low, high)) V^-1` in place of the value and output weights, in place, for training.
 
     `basis`: orthogonal (H symmetric) or general, whose condition number `max_condition` keeps bounded. `init`: keep starts
-    as close to the weights as the form allows and says how far that is, fresh draws V and psi with `generator`.
+    near the given weights (`norm(H - H')^2 + sum_h norm(H_h - H'_h)^2` is made small; where the interval holds zero, H never
+    moves farther than setting it to zero would) and says how far that is, fresh draws V and psi with `generator`.
     `layers` is None, a number, several, or words such as "6-11". `positive_norms` also keeps the weights of the
     attention's own norms above zero, where each starts at its absolute value: then the signs of the eigenvalues survive
     the norm too. `scale`: plain takes the interval as it is, the paper's form; measured takes it for the map that acts in
@@ -145,7 +147,7 @@ def constrain(
         key = id(store.owner(each.block.value.weight))
         if key not in seen:  # one module may stand at several depths: it has one basis
             eigenbasis = _eigenbasis(weights, form, init, generator)
-            new = _new_weights(weights, eigenbasis)
+            new = weights_of(eigenbasis, weights)
             new = with_constant_kept(weights, new) if init == "keep" else new
             seen[key] = layer_control(each, weights, new)  # now: the old weights are views of what is changed next
             follow_scale(each, weights, eigenbasis, store, is_measured=scale == "measured", is_kept=init == "keep")
@@ -238,12 +240,6 @@ def _set_biases(each: Chosen, new: AttentionWeights, store: ModuleStore) -> None
     if each.block.output.bias and new.b_o is not None:
         bias = getattr(store.owner(each.block.output.bias), each.block.output.bias.rpartition(".")[2])
         bias.copy_(new.b_o)
-
-
-@torch.no_grad()
-def _new_weights(weights: AttentionWeights, eigenbasis: Eigenbasis) -> AttentionWeights:
-    value, output = eigenbasis.weights()
-    return replace(weights, w_v=value.reshape(weights.w_v.shape), w_o=output.reshape(weights.w_o.shape))
 
 
 # --- reporting ------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from oversmooth.control.checkpoint import copy_checkpoint, local_checkpoint
 from oversmooth.control.constrain import layer_control
-from oversmooth.control.norms import SIGNED_NORMS
-from oversmooth.control.projection import Form, kept_eigenbasis, with_constant_kept
+from oversmooth.control.norms import SIGNED_NORMS, flipped_norm
+from oversmooth.control.projection import Form, kept_weights, with_constant_kept
 from oversmooth.control.selection import Chosen, Layers, choose, heads_of
 from oversmooth.errors import BadValue, CannotControl, Conflict, HeadsUnknown, NothingChosen, NotSupported
 from oversmooth.models.canonical import AttentionWeights
@@ -76,7 +76,7 @@ def edit(
 ) -> Control:
     """Writes a copy of a local checkpoint with the value maps of the chosen layers changed, and says what moved.
 
-    `interval` (-1, 0) sharpens, (0, 1) smooths: H becomes the nearest map of that form that `constrain` would start from.
+    `interval` (-1, 0) sharpens, (0, 1) smooths: H becomes the map near it that `constrain` would start from.
     `scale_h` multiplies H. `flip_norm_signs` negates the weights of the attention's own norm. The vector that value biases
     add to every token is kept wherever biases allow it. `out` must not exist or be empty. The other options are those of
     `constrain` and `inspect`.
@@ -139,11 +139,7 @@ def _refuse(chosen: list[Chosen], read: Read, change: Change) -> None:
 @torch.no_grad()
 def _changed(old: AttentionWeights, change: Change) -> AttentionWeights:
     if change.form is not None:
-        with torch.enable_grad():
-            eigenbasis = kept_eigenbasis(heads_of(old), change.form, old.w_v.float(), old.w_o.float())
-        value, output = eigenbasis.weights()
-        new = replace(old, w_v=value.reshape(old.w_v.shape), w_o=output.reshape(old.w_o.shape))
-        return with_constant_kept(old, new)
+        return kept_weights(old, change.form)
     if change.scale is not None:
         return with_constant_kept(old, replace(old, w_v=old.w_v.float(), w_o=change.scale * old.w_o.float()))
     return old
@@ -170,8 +166,7 @@ def _tensors(
         if each.block.output.bias and new.b_o is not None:
             found[each.block.output.bias] = new.b_o.to(read(each.block.output.bias).dtype)
     if change.flips_norms:
-        role = next(role for role in SIGNED_NORMS if role in each.block.norms)  # both would cancel
-        name = each.block.norms[role].weight
+        name = each.block.norms[flipped_norm(each.block.norms)].weight
         offset = 2.0 if each.stack.arch.norm == "rms+1" else 0.0
         found[name] = -read(name) - offset
     return found

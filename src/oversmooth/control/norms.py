@@ -1,5 +1,7 @@
 """What control does to the norms of attention: hooks that follow the token scale, and weights that stay positive."""
 
+from collections.abc import Container
+
 from torch import nn
 
 from oversmooth.control.eigenbasis import Eigenbasis
@@ -12,6 +14,11 @@ from oversmooth.models.stores.module import ModuleStore
 
 SIGNED_NORMS = ("attn_norm", "attn_branch_norm")
 """The norms whose weights are multiplied into the map of attention, so that their signs matter."""
+
+
+def flipped_norm(roles: Container[str]) -> str:
+    """The norm whose sign is flipped: the first there is, since flipping both would change nothing."""
+    return next(role for role in SIGNED_NORMS if role in roles)
 
 
 def require_followed_norms(plan: list[tuple[Chosen, AttentionWeights]]) -> None:

@@ -1,14 +1,9 @@
-"""Where the parametrization starts: from pretrained weights, kept as well as the interval allows, or from a random draw.
+"""Where the parametrization starts: from pretrained weights, kept as well as the form allows, or from a random draw.
 
-`kept` projects. For each value head it takes the symmetric part of the head's own map `H_h = W_V^h W_O^h`, and of its
-eigenvectors the `d_head` ones that lose least when their eigenvalues are clipped to the interval. Heads own separate
-parts of one basis, but these subspaces overlap: they are made orthonormal together by the polar factor of the eigenvectors
-weighted with their clipped eigenvalues, which moves large ones least. Inside its part each head is then diagonalised
-again, and what is on the diagonal is clipped. That is the start of an orthogonal basis.
-
-A general basis goes on from there: `refine` lowers `sum_h norm(H_h - H'_h)^2` over all its parameters by L-BFGS, which
-finds the nearest maps in the neighbourhood, typically a third closer. Either way H moves: a symmetric map with
-eigenvalues of one sign is far from what pretrained layers have. How far is reported, per layer and per head.
+`kept_weights` is the one projection of the library: `constrain` starts from it, `edit` writes it, and the what-if
+`interval` predicts with it. An orthogonal basis is what `nearest` finds. A general basis goes on from there: `refine` lowers
+the same distance, `norm(H - H')^2 + sum_h norm(H_h - H'_h)^2`, over all its parameters by L-BFGS. Either way H moves: a map
+with real eigenvalues of one sign is far from what pretrained layers have. How far is reported, per layer and per head.
 """
 
 import math
@@ -29,33 +24,20 @@ from oversmooth.control.eigenbasis import (
     full_precision,
     random_columns,
 )
+from oversmooth.control.nearest import Outputs, Start, Values, nearest
 from oversmooth.environment.threads import one_thread
 from oversmooth.errors import BadValue, IllConditioned, NotSupported, UnknownName
-from oversmooth.models.canonical import AttentionWeights
+from oversmooth.models.canonical import AttentionWeights, summed_over_groups
 
 BASES = ("orthogonal", "general")
 REFINING_STEPS = 30
 DOUBLE_UP_TO = 1024
-"""Largest width whose start is computed in float64; above it the SVD would take minutes per layer."""
+"""Largest width whose start is computed in float64; above it one layer would take minutes."""
 
 ONE_THREAD_UP_TO = 256
 """Largest width for which more threads would only wait for each other."""
-LEAST_WEIGHT = 1e-6
-"""Relative weight of a direction whose eigenvalue was clipped to zero: it gives way to all others."""
 LEAST_EIGENVALUE = 1e-2
 """Relative size below which an eigenvalue counts as zero when a value bias is solved for: it would become large."""
-
-Values = Float[Tensor, "kv d_head d_model"]
-Outputs = Float[Tensor, "d_model head d_head"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """Orthonormal columns, eigenvalues and the shares of heads in them."""
-
-    columns: Float[Tensor, "d_model channel"]
-    psi: Float[Tensor, " channel"]
-    shares: Float[Tensor, "kv group d_head"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +70,28 @@ def fresh_eigenbasis(heads: Heads, form: Form, like: Tensor, generator: torch.Ge
 
 def kept_eigenbasis(heads: Heads, form: Form, w_v: Values, w_o: Outputs) -> Eigenbasis:
     """Close to the given weights, as the head of this module says."""
+    heads.require_one_basis()
     precise = torch.float64 if heads.d_model <= DOUBLE_UP_TO else torch.float32
-    start = kept(heads, w_v.to(precise), w_o.to(precise), form.low, form.high)
+    with torch.no_grad():
+        start = nearest(heads, w_v.to(precise), w_o.to(precise), form.low, form.high)
     eigenbasis = _eigenbasis(heads, form, start, w_v)
     if form.basis == "general":
         refine(eigenbasis, w_v, w_o)
     return eigenbasis
+
+
+@torch.no_grad()
+def weights_of(eigenbasis: Eigenbasis, old: AttentionWeights) -> AttentionWeights:
+    """The layer with the value and output weights of an eigenbasis, everything else as it was."""
+    value, output = eigenbasis.weights()
+    return replace(old, w_v=value.reshape(old.w_v.shape), w_o=output.reshape(old.w_o.shape))
+
+
+def kept_weights(old: AttentionWeights, form: Form) -> AttentionWeights:
+    """The layer brought into the form: its map as near as `kept_eigenbasis` finds, its constant kept by the biases."""
+    heads = Heads(d_model=old.d_model, n_heads=old.n_heads, n_kv=old.n_kv, d_head=old.d_head)
+    eigenbasis = kept_eigenbasis(heads, form, old.w_v, old.w_o)
+    return with_constant_kept(old, weights_of(eigenbasis, old))
 
 
 def _eigenbasis(heads: Heads, form: Form, start: Start, like: Tensor) -> Eigenbasis:
@@ -110,116 +108,54 @@ def _eigenbasis(heads: Heads, form: Form, start: Start, like: Tensor) -> Eigenba
     return Eigenbasis(heads, basis, psi, form.low, form.high, start.shares)
 
 
-# --- the orthogonal start -------------------------------------------------------------------------------------------
-
-
-def kept(heads: Heads, w_v: Values, w_o: Outputs, low: float, high: float) -> Start:
-    """The start of an orthogonal basis close to the given weights."""
-    grouped = w_o.unflatten(1, (heads.n_kv, heads.per_group))
-    found = [_own_directions(w_v[g], grouped[:, g].flatten(1), heads, low, high) for g in range(heads.n_kv)]
-    directions, sizes = torch.cat([own for own, _ in found], 1), torch.cat([size for _, size in found])
-    largest = sizes.max().item() or 1.0
-    weighted = directions * sizes.clamp(min=LEAST_WEIGHT * largest)
-    left, _, right = torch.linalg.svd(weighted, full_matrices=False)
-    columns, coefficients = [], []
-    for g, part in enumerate((left @ right).split(heads.d_head, 1)):
-        reads = w_v[g] @ part
-        cores = torch.stack([(part.T @ grouped[:, g, h]) @ reads for h in range(heads.per_group)])
-        cores = (cores + cores.mT) / 2
-        turn = torch.linalg.eigh(cores.sum(0)).eigenvectors
-        columns.append(part @ turn)
-        coefficients.append((turn.T @ cores @ turn).diagonal(dim1=1, dim2=2))
-    lambdas = _nearest_allowed(torch.stack(coefficients), low, high)
-    totals = lambdas.sum(1, keepdim=True)
-    is_zero = totals == 0
-    shares = torch.where(is_zero, 1 / heads.per_group, lambdas / totals.masked_fill(is_zero, 1))
-    return Start(columns=torch.cat(columns, 1), psi=totals.flatten(), shares=shares if heads.per_group > 1 else None)
-
-
-def _own_directions(
-    reads: Float[Tensor, "d_head d_model"],
-    writes: Float[Tensor, "d_model written"],
-    heads: Heads,
-    low: float,
-    high: float,
-) -> tuple[Float[Tensor, "d_model d_head"], Float[Tensor, " d_head"]]:
-    """Directions in which clipping the symmetric part of a value head's map loses least, and how much they weigh."""
-    span = torch.linalg.qr(torch.cat([writes, reads.T], 1)).Q
-    written = (span.T @ writes).unflatten(1, (heads.per_group, heads.d_head)).sum(1)
-    core = written @ (reads @ span)
-    values, vectors = torch.linalg.eigh((core + core.T) / 2)
-    clipped = values.clamp(low, high)
-    gain = values.square() - (values - clipped).square()
-    best = gain.argsort(descending=True)[: heads.d_head]
-    return span @ vectors[:, best], clipped[best].abs()
-
-
-def _nearest_allowed(
-    wanted: Float[Tensor, "kv group d_head"], low: float, high: float
-) -> Float[Tensor, "kv group d_head"]:
-    """The nearest values of one sign per channel whose sum over the group lies in the interval."""
-    sides = []
-    if high > 0:
-        sides.append(_nearest_positive(wanted, max(low, 0.0), high))
-    if low < 0:
-        sides.append(-_nearest_positive(-wanted, max(-high, 0.0), -low))
-    if len(sides) == 1:
-        return sides[0]
-    first, second = ((side - wanted).square().sum(1, keepdim=True) for side in sides)
-    return torch.where(first <= second, sides[0], sides[1])
-
-
-def _nearest_positive(
-    wanted: Float[Tensor, "kv group d_head"], least: float, most: float
-) -> Float[Tensor, "kv group d_head"]:
-    """Projection onto `x >= 0, least <= sum x <= most`: lower (or raise) all by the same amount, never below zero."""
-    positive = wanted.clamp(min=0)
-    total = positive.sum(1, keepdim=True)
-    target = total.clamp(least, most)
-    ordered = wanted.sort(1, descending=True).values
-    count = torch.arange(1, wanted.shape[1] + 1, device=wanted.device).view(1, -1, 1)
-    excess = (ordered.cumsum(1) - target) / count
-    active = (ordered - excess > 0).sum(1, keepdim=True).clamp(min=1)
-    shifted = (wanted - excess.gather(1, active - 1)).clamp(min=0)
-    return torch.where(target == total, positive, shifted)
-
-
 # --- distances ------------------------------------------------------------------------------------------------------
 
 
 def refine(eigenbasis: Eigenbasis, w_v: Values, w_o: Outputs, steps: int = REFINING_STEPS) -> None:
-    """Moves all parameters so that the maps of the heads come as close to the given ones as a local search finds."""
+    """Moves all parameters so that the maps of heads and layer come as near to the given ones as a local search finds.
+
+    Where that brings nothing, or brings the layer's map alone farther away, everything stays as it was.
+    """
     dtype = eigenbasis.psi.dtype
     w_v, w_o = w_v.detach().to(dtype), w_o.detach().to(dtype)
-    scale = _squared_distances(w_v, w_o, torch.zeros_like(w_v), torch.zeros_like(w_o)).sum()
+    scale = sum(_distances(w_v, w_o, torch.zeros_like(w_v), torch.zeros_like(w_o)))
+    if scale == 0:
+        return
     parameters = list(eigenbasis.parameters())
     before = [parameter.detach().clone() for parameter in parameters]
     search = torch.optim.LBFGS(parameters, max_iter=steps, history_size=steps, line_search_fn="strong_wolfe")
 
+    def distances() -> tuple[Tensor, Tensor]:
+        value, output = eigenbasis.weights()
+        return _distances(w_v, w_o, value.view_as(w_v), output.reshape(w_o.shape))
+
     def loss() -> Tensor:
         search.zero_grad()
-        value, output = eigenbasis.weights()
-        squares = _squared_distances(w_v, w_o, value.view_as(w_v), output.reshape(w_o.shape))
-        distance = squares.sum() / scale
+        distance = sum(distances()) / scale
         distance.backward()
         return distance
 
-    first, last = 0.0, 0.0
-    if scale > 0:
-        is_small = w_o.shape[0] <= ONE_THREAD_UP_TO
-        with (
-            torch.enable_grad(),
-            one_thread(is_small),
-            suppress(IllConditioned),
-        ):  # then back to the start, which is well conditioned
-            first = loss().item()
-            search.step(loss)
-            last = loss().item()
+    is_better = False
+    with (
+        torch.enable_grad(),
+        one_thread(w_o.shape[0] <= ONE_THREAD_UP_TO),
+        suppress(IllConditioned),  # then back to the start, which is well conditioned
+    ):
+        first = [part.item() for part in distances()]
+        search.step(loss)
+        last = [part.item() for part in distances()]
+        is_better = 0 < sum(last) < sum(first) and last[1] <= first[1]
     search.zero_grad()
-    if not 0 < last < first:
+    if not is_better:
         with torch.no_grad():
             for parameter, old in zip(parameters, before, strict=True):
                 parameter.copy_(old)
+
+
+def _distances(w_v: Values, w_o: Outputs, new_v: Values, new_o: Outputs) -> tuple[Tensor, Tensor]:
+    """`sum_h norm(H_h - H'_h)^2` and `norm(H - H')^2`."""
+    layer = _squared_distances(*_as_one_head(w_v, w_o), *_as_one_head(new_v, new_o))
+    return _squared_distances(w_v, w_o, new_v, new_o).sum(), layer.sum()
 
 
 def _squared_distances(w_v: Values, w_o: Outputs, new_v: Values, new_o: Outputs) -> Float[Tensor, " head"]:
@@ -243,8 +179,7 @@ def moved(w_v: Values, w_o: Outputs, new_v: Values, new_o: Outputs) -> tuple[lis
 
 def _as_one_head(value: Values, output: Outputs) -> tuple[Tensor, Tensor]:
     """Weights of a single head whose map is that of the whole layer."""
-    summed = output.unflatten(1, (value.shape[0], -1)).sum(2)
-    return value.flatten(0, 1)[None], summed.flatten(1)[:, None]
+    return value.flatten(0, 1)[None], summed_over_groups(output, value.shape[0]).flatten(1)[:, None]
 
 
 def _ratio(change: float, size: float) -> float | None:
@@ -258,7 +193,7 @@ def constant(weights: AttentionWeights) -> Float[Tensor, " d_model"] | None:
     """`W_O b_V + b_O`, the vector that attention adds to every token alike; `None` without biases. In float64."""
     if weights.b_v is None:
         return None if weights.b_o is None else weights.b_o.double()
-    added = torch.einsum("dkc,kc->d", weights.w_o_shared.double(), weights.b_v.double())
+    added = weights.w_o_shared.double().flatten(1) @ weights.b_v.double().flatten()
     return added if weights.b_o is None else added + weights.b_o.double()
 
 

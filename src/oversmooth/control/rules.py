@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from oversmooth.control import formulas
 from oversmooth.control.attention_calls import Product, Visible, require_whole_sequences
 from oversmooth.control.eigenbasis import Heads
 from oversmooth.errors import BadValue, CannotControl
@@ -92,12 +93,11 @@ class AttnScale(Rule):
         self.weight = nn.Parameter(torch.zeros(facts.heads.n_heads))
 
     def product(self, product: Product) -> Tensor:
-        weight, output = _per_head(self.weight, product.output), product.output
-        common = -weight * product.visible.mean(product.values)  # small where rows have no mask
-        return torch.addcmul(output + common, weight, output)  # fewer passes over the output than O + w (O - J V)
+        output = product.output
+        return formulas.attnscale(output, product.visible.mean(product.values), _per_head(self.weight, output))
 
     def probabilities(self, attention: Tensor, visible: Visible) -> Tensor:
-        return attention + _per_head(self.weight, attention) * (attention - visible.matrix(attention))
+        return formulas.attnscale(attention, visible.matrix(attention), _per_head(self.weight, attention))
 
 
 class Centered(Rule):
@@ -106,10 +106,10 @@ class Centered(Rule):
     title = "Centered attention"
 
     def product(self, product: Product) -> Tensor:
-        return product.output - product.visible.mean(product.values)
+        return formulas.centered(product.output, product.visible.mean(product.values))
 
     def probabilities(self, attention: Tensor, visible: Visible) -> Tensor:
-        return attention - visible.matrix(attention)
+        return formulas.centered(attention, visible.matrix(attention))
 
 
 class GFSA(Rule):
@@ -137,7 +137,7 @@ class GFSA(Rule):
 
     def _filter(self, zeroth: Tensor, once: Tensor, twice: Tensor) -> Tensor:
         w0, w1, high = (_per_head(weight, once) for weight in (self.identity, self.first, self.high))
-        return w0 * zeroth + w1 * once + high * (once + (self.order - 1) * (twice - once))
+        return formulas.gfsa(zeroth, once, twice, w0, w1, high, self.order)
 
 
 # --- values of the first layer --------------------------------------------------------------------------------------
@@ -242,9 +242,9 @@ class FeatScale(SeesTokens):
         self.low, self.high = (nn.Parameter(torch.zeros(facts.heads.d_model)) for _ in range(2))
 
     def projected(self, y: Tensor) -> Tensor:
-        low, high = self.low.to(y.dtype), self.high.to(y.dtype)
-        common = (low - high) * self.just_seen().mean(y[:, None])[:, 0]
-        return torch.addcmul(y + common, high, y)
+        return formulas.featscale(
+            y, self.just_seen().mean(y[:, None])[:, 0], self.low.to(y.dtype), self.high.to(y.dtype)
+        )
 
 
 class ContraNorm(SeesTokens):

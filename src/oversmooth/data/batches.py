@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from oversmooth.errors import WrongBatch, first_line
+from oversmooth.errors import OversmoothError, WrongBatch, first_line
+from oversmooth.models.hooks.places import ObserverFailed
 from oversmooth.models.inputs import AUDIO, IMAGE, TEXT, is_composite
 from oversmooth.models.live import run
 from oversmooth.models.source import Stack
@@ -126,6 +127,12 @@ def run_checked(model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
     """Runs the model; what it cannot take becomes a `WrongBatch` with its own words."""
     try:
         return run(model, inputs)
+    except ObserverFailed as failed:  # not the model, nor the data: the error itself, with where it happened
+        error = failed.__cause__
+        assert error is not None, "an observer fails with an error"
+        if not isinstance(error, OversmoothError):
+            error.add_note(f"Raised while looking at depth {failed.place.depth}, {failed.place.name}.")
+        raise error from error.__cause__
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         shapes = ", ".join(f"{name or 'input'} {tuple(value.shape)}" for name, value in inputs.items())
         words = first_line(error)

@@ -5,53 +5,31 @@ the forward pass. Attribution uses, per sequence, `log(HFC/LFC)` at the places o
 between neighbours are exactly what each sub-block did, and they add up to the change from embedding to output.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from oversmooth.data.batches import keep_mask
-from oversmooth.measurement.metrics import Metric, log_hfc_lfc
+from oversmooth.measurement.evidence import Running, direction, interval
+from oversmooth.measurement.metrics import Metric, MetricValues, log_hfc_lfc
 from oversmooth.measurement.moments import Kept, Moments, measurable
 from oversmooth.measurement.passes import Seen
 from oversmooth.models.hooks.places import NORMS, Place, on_stream
 from oversmooth.models.source import Stack
-from oversmooth.results import Attribution, Missing, Part, PlaceValue
+from oversmooth.results import Attribution, KindChange, Missing, Part, PlaceValue
 
 PART_OF = {
     "attn_sum": "attention",
     "cross_sum": "cross-attention",
     "ffn_sum": "feed-forward",
     "other_sum": "other",
-    **dict.fromkeys((*NORMS, "final_norm"), "norm"),
+    **dict.fromkeys(NORMS, "norm"),
+    "final_norm": "final norm",
 }
-
-
-@dataclass(slots=True)
-class Running:
-    """Mean and standard error of a stream of numbers (Welford, by batches), in float64."""
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-
-    def add(self, numbers: Float[Tensor, " batch"]) -> None:
-        if not len(numbers):
-            return
-        numbers = numbers.cpu().double()
-        count, mean = len(numbers), numbers.mean().item()
-        total = self.count + count
-        step = mean - self.mean
-        self.squares += (numbers - mean).square().sum().item() + step**2 * self.count * count / total
-        self.mean += step * count / total
-        self.count = total
-
-    @property
-    def standard_error(self) -> float | None:
-        return math.sqrt(self.squares / (self.count - 1) / self.count) if self.count > 1 else None
 
 
 @dataclass
@@ -74,6 +52,7 @@ class MeasurementObserver:
     _pending: list[tuple[Place, str, Float[Tensor, " defined"]]] = field(default_factory=list)
     _stream: dict[Place, Float[Tensor, " batch"]] = field(default_factory=dict)
     _parts: dict[str, dict[Place, Running]] = field(default_factory=dict)
+    _kinds: dict[str, dict[str, Running]] = field(default_factory=dict)
     _totals: dict[str, Running] = field(default_factory=dict)
 
     def wants(self, name: str, stack: Stack) -> bool:
@@ -106,7 +85,7 @@ class MeasurementObserver:
             where = f"{place.stack + ', ' if place.stack else ''}depth {place.depth}, {place.name}"
             self.problems[place] = f"NaN or infinity in {broken} of {len(h)} sequences, first seen at {where}"
         for metric in self.chosen if place.name in self.names else ():
-            found = metric.on(moments)
+            found = _valued(metric, moments)
             self._pending.append((place, metric.name, found.values[found.defined]))
         if on_stream(place.name, self.stacks[place.stack].arch.residual):
             found = log_hfc_lfc.on(moments)
@@ -125,6 +104,10 @@ class MeasurementObserver:
             parts = self._parts.setdefault(label, {})
             for column, (place, _) in enumerate(chain[1:]):
                 parts.setdefault(place, Running()).add(changes[:, column])
+            kinds = [PART_OF[place.name] for place, _ in chain[1:]]
+            for kind in dict.fromkeys(kinds):
+                together = changes[:, [other == kind for other in kinds]].sum(1)
+                self._kinds.setdefault(label, {}).setdefault(kind, Running()).add(together)
             self._totals.setdefault(label, Running()).add(complete[:, -1] - complete[:, 0])
         keep, _ = next(iter(self._keep.values()))
         return keep
@@ -159,30 +142,44 @@ class MeasurementObserver:
 
     def _attribution(self, label: str, sums: Mapping[Place, Running]) -> Attribution:
         parts = tuple(
-            Part(
-                stack=label,
-                depth=place.depth,
-                part=PART_OF[place.name],
-                place=place.name,
-                change=change.mean,
-                standard_error=change.standard_error,
-            )
+            Part(stack=label, depth=place.depth, part=PART_OF[place.name], place=place.name, **_facts(change))
             for place, change in sums.items()
         )
-        total = self._totals[label]
+        total = _facts(self._totals[label])
 
-        def share(part: str) -> float:
-            return sum((item.change for item in parts if item.part == part), 0.0)
+        def share(*wanted: str) -> float:
+            return sum((item.change for item in parts if item.part in wanted), 0.0)
 
         return Attribution(
             stack=label,
-            total=total.mean,
-            standard_error=total.standard_error,
-            sequences=total.count,
+            total=total.pop("change"),
+            **total,
+            sequences=self._totals[label].count,
             attention=share("attention"),
             cross_attention=share("cross-attention"),
             feed_forward=share("feed-forward"),
-            norms=share("norm"),
+            norms=share("norm", "final norm"),
             other=share("other"),
             parts=parts,
+            kinds=tuple(KindChange(part=kind, **_facts(change)) for kind, change in self._kinds[label].items()),
         )
+
+
+def _facts(change: Running) -> dict[str, Any]:
+    """A change over sequences with what it says."""
+    found = interval(change.mean, change.standard_error, change.count)
+    return {
+        "change": change.mean,
+        "standard_error": change.standard_error,
+        "interval": found,
+        "direction": direction(change.mean, found),
+    }
+
+
+def _valued(metric: Metric, moments: Moments) -> MetricValues:
+    """The metric's values; an error in it, which may be a user's own code, says which metric it was."""
+    try:
+        return metric.on(moments)
+    except Exception as error:
+        error.add_note(f"Raised by the metric {metric.name!r}.")
+        raise

@@ -68,8 +68,23 @@ class AttentionWeights:
         """
         if self.n_heads == self.n_kv:
             return self.w_o
-        above = torch.float32 if self.w_o.dtype.itemsize < 4 else torch.float64
-        return self.w_o.unflatten(1, (self.n_kv, self.n_heads // self.n_kv)).sum(2, dtype=above)
+        return summed_over_groups(self.w_o, self.n_kv, torch.float32 if self.w_o.dtype.itemsize < 4 else torch.float64)
+
+
+def summed_over_groups(
+    w_o: Float[Tensor, "d_model head d_head"], n_kv: int, dtype: torch.dtype | None = None
+) -> Float[Tensor, "d_model kv d_head"]:
+    """Output weights summed over the query heads that read the same value head, in `dtype` (their own without one).
+
+    Member by member, so that no copy of all heads in a wider type is ever in memory.
+    """
+    members = w_o.unflatten(1, (n_kv, w_o.shape[1] // n_kv)).unbind(2)
+    if len(members) == 1:
+        return members[0] if dtype is None else members[0].to(dtype)
+    total = members[0].to(dtype or w_o.dtype, copy=True)
+    for member in members[1:]:
+        total += member
+    return total
 
 
 def value_rows(fused: Fused, n_heads: int, n_kv: int, d_head: int) -> Int[Tensor, " rows"]:

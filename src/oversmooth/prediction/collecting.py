@@ -20,7 +20,8 @@ from oversmooth.models.hooks.places import Place, on_stream
 from oversmooth.models.norms import epsilon_of
 from oversmooth.models.source import Stack
 from oversmooth.models.stores.module import ModuleStore
-from oversmooth.prediction.summary import guarantee, summarise
+from oversmooth.prediction.guarantee import Guarantee, guarantee
+from oversmooth.prediction.summary import summarise
 from oversmooth.prediction.theory.depth import Depth, DepthGrowth
 from oversmooth.prediction.theory.layer import AttentionLayer
 from oversmooth.prediction.theory.sample import Changed, LayerSample, sample_layer
@@ -76,12 +77,8 @@ class PredictionObserver:
         stack = self.stacks[place.stack]
         if place.name == "attn_sum":
             position = next(i for i, passes in enumerate(stack.passes) if place.depth - 1 in passes)
-            try:
-                with unwatched():
-                    self._sample(stack, position, place.depth, self._stream[place.stack], h)
-            except (RuntimeError, ValueError, IndexError, TypeError) as error:
-                # Inside the model's forward pass it would be taken for a batch that the model cannot take.
-                raise AssertionError(f"the theory failed at depth {place.depth}: {error}") from error
+            with unwatched():
+                self._sample(stack, position, place.depth, self._stream[place.stack], h)
         self._stream[place.stack] = h
 
     def _sample(self, stack: Stack, position: int, depth: int, before: Tensor, after: Tensor) -> None:
@@ -149,11 +146,11 @@ class PredictionObserver:
             stack = self.stacks[label]
             layer, changes = self._layer(stack, position)
             place = (label, stack.names.blocks[position].index, depth)
-            found.append(self._with_verdict(summarise(place, layer, samples, changes), layer))
+            summary = summarise(place, layer, samples, changes)
+            found.append(self._with_verdict(summary, guarantee(layer, samples)))
         return tuple(found)
 
-    def _with_verdict(self, found: LayerPrediction, layer: AttentionLayer) -> LayerPrediction:
+    def _with_verdict(self, found: LayerPrediction, guaranteed: Guarantee | None) -> LayerPrediction:
         tolerance = IDENTITY.get(next(self.model.parameters()).dtype, 0.1)
-        guaranteed = guarantee(layer, found.scale)
         regime = "undecided" if found.identity_error > tolerance else found.regime
         return replace(found, regime=regime, verdict=layer_verdict(found, guaranteed, tolerance))

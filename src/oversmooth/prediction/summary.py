@@ -4,8 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from oversmooth.measurement.evidence import direction, interval
+from oversmooth.prediction.guarantee import EQUAL_SCALES
 from oversmooth.prediction.theory.asymptotics import Asymptotics
-from oversmooth.prediction.theory.heads import certificate, channel_eigenvalues
+from oversmooth.prediction.theory.heads import certificate
 from oversmooth.prediction.theory.ladder import RUNGS, carrying_step, explaining_rung
 from oversmooth.prediction.theory.layer import AttentionLayer
 from oversmooth.prediction.theory.sample import Changed, ChangedSample, LayerSample
@@ -20,6 +22,8 @@ from oversmooth.results.prediction import (
 )
 
 NO_LOGARITHM = "a mean over tokens, or what differs between them, is zero"
+ENOUGH = 2
+"""Sequences that a regime needs before a layer counts as mixed: one alone may be an accident."""
 PARALLEL = 1.01
 """Effective rank of the limit below which its tokens count as parallel."""
 
@@ -52,7 +56,8 @@ def summarise(
     solved = [sample for sample in samples if sample.acting is not None]
     rungs = _rungs([sample.rungs for sample in samples])
     means = tuple(rung.mean for rung in rungs)
-    measured, error, _ = mean_and_error(sample.measured for sample in samples)
+    measured, error, count = mean_and_error(sample.measured for sample in samples)
+    seen = None if measured is None else interval(measured, error, count)
     acting = "plain" if layer.branch is layer.plain else "folded"
     plain = _asymptotic("plain", [sample.plain for sample in solved])
     folded = _asymptotic("folded", [sample.folded for sample in solved]) if layer.folded is not None else None
@@ -79,6 +84,9 @@ def summarise(
         rungs=rungs,
         measured=measured,
         measured_standard_error=error,
+        measured_sequences=count,
+        measured_interval=seen,
+        direction="" if measured is None else direction(measured, seen),
         identity_error=max(differences, default=0.0),
         carries=carrying_step(means),
         explained_from=None if measured is None else explaining_rung(means, measured),
@@ -106,19 +114,13 @@ def _missing(
     elif explaining_rung(rungs, measured) is None:
         found.append(Missing(field="explained_from", reason="not even the last rung has the sign of the measurement"))
     if error is None:
-        found.append(Missing(field="measured_standard_error", reason="fewer than two sequences have a value"))
+        reason = "fewer than two sequences have a value"
+        found += [Missing(field=name, reason=reason) for name in ("measured_standard_error", "measured_interval")]
     if carrying_step(rungs) is None:
         found.append(Missing(field="carries", reason="a rung has no value"))
     if not heads:
         found.append(Missing(field="heads", reason="not asked for, or the sequences are too long"))
     return tuple(found)
-
-
-def guarantee(layer: AttentionLayer, scale: float | None) -> str | None:
-    """smoothing or sharpening where the weights alone decide, for any attention; otherwise `None`."""
-    values = channel_eigenvalues(layer.branch, scale or 1.0)
-    found = None if values is None else certificate(values, 0.0)
-    return found.regime if found else None
 
 
 def _rungs(samples: Sequence[tuple[float | None, ...]]) -> tuple[Rung, ...]:
@@ -135,10 +137,13 @@ def _rungs(samples: Sequence[tuple[float | None, ...]]) -> tuple[Rung, ...]:
 
 
 def _regime(counts: Counter[str]) -> str:
-    """The regime of all sequences; one that is not decided leaves the layer undecided, two that differ mix."""
-    if counts["undecided"] or not counts:
+    """The regime of all sequences; mixed where two regimes have enough of them, else a difference is undecided."""
+    known = [regime for regime, count in counts.items() if count]
+    if not known or "undecided" in known:
         return "undecided"
-    return next(iter(counts)) if len(counts) == 1 else "mixed"
+    if len(known) == 1:
+        return known[0]
+    return "mixed" if sum(counts[regime] >= ENOUGH for regime in known) > 1 else "undecided"
 
 
 def _asymptotic(view: str, solved: Sequence[Asymptotics | None]) -> Asymptotic:
@@ -196,7 +201,8 @@ def _heads(layer: AttentionLayer, solved: Sequence[LayerSample], scale: float) -
 def _head(head: int, samples: Sequence[LayerSample], eigenvalues) -> HeadPrediction:  # type: ignore[no-untyped-def]
     theorems = [sample.heads[head] for sample in samples]
     tau = max(sample.dobrushin[head] for sample in samples)
-    certified = certificate(eigenvalues, tau)
+    is_equal = all((sample.scale_spread or 0.0) <= EQUAL_SCALES for sample in samples)
+    certified = certificate(eigenvalues, tau) if is_equal else None
     logarithms = [
         math.log(found.rho_ac) - math.log(found.rho_dc) if found.rho_ac > 0 and found.rho_dc > 0 else None
         for found in theorems
@@ -206,8 +212,8 @@ def _head(head: int, samples: Sequence[LayerSample], eigenvalues) -> HeadPredict
     if exponent is None:
         missing.append(Missing(field="exponent", reason="rho_dc or rho_ac is zero"))
     if certified is None:
-        reason = "its eigenvalues have both signs, are complex, zero or below -1"
-        missing.append(Missing(field="certified_rate", reason=reason))
+        signs, scales = "its eigenvalues have both signs, are complex, zero or below -1", "the tokens' scales differ"
+        missing.append(Missing(field="certified_rate", reason=signs if is_equal else scales))
     return HeadPrediction(
         head=head,
         rho_dc=_mean(found.rho_dc for found in theorems),

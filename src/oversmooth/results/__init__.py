@@ -18,10 +18,11 @@ from oversmooth.results.base import (
     format_cell,
     html_table,
     no_progress,
+    signed,
 )
 from oversmooth.results.control import Applied, Control, HeadMove, LayerControl
 from oversmooth.results.inspection import HeadSpectrum, Inspection, LayerInspection, NormFacts, Spectrum, StackFacts
-from oversmooth.results.measurement import Attribution, DataFacts, Measurement, Part, PlaceValue
+from oversmooth.results.measurement import Attribution, DataFacts, KindChange, Measurement, Part, PlaceValue
 from oversmooth.results.prediction import (
     Agreement,
     Asymptotic,
@@ -52,6 +53,7 @@ __all__ = [
     "HeadPrediction",
     "HeadSpectrum",
     "Inspection",
+    "KindChange",
     "LayerCheck",
     "LayerControl",
     "LayerInspection",
@@ -77,4 +79,5 @@ __all__ = [
     "format_cell",
     "html_table",
     "no_progress",
+    "signed",
 ]

@@ -34,11 +34,26 @@ class Part:
     stack: str
     depth: int
     part: str
-    """attention, cross-attention, feed-forward, norm or other."""
+    """attention, cross-attention, feed-forward, norm, final norm or other."""
     place: str
     """Where the part ends."""
     change: float
     standard_error: float | None
+    interval: tuple[float, float] | None = None
+    """95% interval of the change over sequences (Student's t); `None` for a single sequence."""
+    direction: str = ""
+    """smoothing, sharpening, or no clear change where the interval holds zero; of one sequence only its sign."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindChange:
+    """How much all sub-blocks of one kind change `log(HFC/LFC)` together."""
+
+    part: str
+    change: float
+    standard_error: float | None
+    interval: tuple[float, float] | None
+    direction: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +70,16 @@ class Attribution:
     cross_attention: float
     feed_forward: float
     norms: float
+    """All norms on the stream, the final one included."""
     other: float
     """Blocks without softmax attention, in hybrids."""
     parts: tuple[Part, ...]
+    interval: tuple[float, float] | None = None
+    """95% interval of the total over sequences (Student's t); `None` for a single sequence."""
+    direction: str = ""
+    """smoothing, sharpening, or no clear change where the interval holds zero; of one sequence only its sign."""
+    kinds: tuple[KindChange, ...] = ()
+    """The same for every kind of sub-block; they add up to the total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +130,12 @@ class Measurement(SavedResult):
         }
         return [leaving[depth] for depth in sorted(leaving)]
 
+    def final(self, metric: str, stack: str | None = None) -> PlaceValue | None:
+        """One metric after the norm behind the last block; `None` where the model has no such norm."""
+        stack = self.values[0].stack if stack is None else stack
+        wanted = (metric, stack, "final_norm")
+        return next((value for value in self.values if (value.metric, value.stack, value.place) == wanted), None)
+
     def plot(self, metric: str = "cosine") -> "matplotlib.figure.Figure":
         """A figure of the metric over depth with bands of one standard error (needs matplotlib)."""
         try:
@@ -127,6 +155,10 @@ class Measurement(SavedResult):
             low = [value - half for value, half in zip(mean, band, strict=True)]
             high = [value + half for value, half in zip(mean, band, strict=True)]
             axes.fill_between(depth, low, high, alpha=0.25)
+            final = self.final(metric, stack)
+            if final is not None and final.mean is not None:
+                ends = ([depth[-1], depth[-1] + 1], [mean[-1], final.mean])
+                axes.plot(*ends, ":D", color=axes.lines[-1].get_color(), markevery=[1])  # behind the final norm
         axes.set(xlabel="depth (0 = embedding)", ylabel=metric, title=self.provenance.target)
         if len({value.stack for value in self.values}) > 1:
             axes.legend()

@@ -26,7 +26,7 @@ class Asymptotic:
     half_life: float | None
     """Repetitions after which HFC/LFC has halved (or doubled)."""
     regime: str
-    """smoothing, sharpening, neutral, undecided, or mixed where sequences differ."""
+    """smoothing, sharpening, neutral, or mixed where at least two sequences each are in two of these; else undecided."""
     sequences: int
     smoothing: int
     sharpening: int
@@ -36,11 +36,11 @@ class Asymptotic:
     dimension: float
     """Eigenvalues that share the largest modulus: 1 for a real one, 2 for a conjugate pair, more for ties."""
     limit_rank: float | None
-    """Effective rank of the features in the limit."""
+    """Effective rank of the features in the limit; of a conjugate pair, which turns forever, its mean over a turn."""
     angle_convergence: bool | None
     """Whether all tokens become parallel, up to sign, in the limit."""
     is_absolute: bool
-    """Whether tokens become equal in absolute size too (`rho_ac < 1`)."""
+    """Whether tokens of one common scale become equal in absolute size too (`rho_ac < 1`)."""
     route: str
     """`dense`, `krylov` or `diagonals` (causal attention)."""
     residual: float
@@ -117,7 +117,13 @@ class Statement:
 
     text: str
     basis: str
-    """proved, computed at measured attention, computed at measured attention and scale, or observed."""
+    """The kind, and for what is computed also where: proved, computed at measured attention, computed at measured
+    attention and scale, computed for any attention at measured scale, or observed."""
+    kind: str = ""
+    """proved: every assumption of a theorem holds here. computed: from the weights, at what was measured. observed: seen
+    on these inputs. Empty in results of versions before 0.2."""
+    is_remark: bool = False
+    """Whether it should be read even where only a table is shown: a guarantee, a disagreement, or nothing decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +139,8 @@ class LayerPrediction:
     tokens: float
     """Mean number of tokens per sequence."""
     regime: str
-    """That of the operator that acts across the branch: `rungs[0]`."""
+    """What infinite repetition would do, of the operator that acts across the branch: `rungs[0]`. What one pass was seen
+    to do is `direction`."""
     acting: str
     """Which view acts across the branch: `folded` in pre-norm layers, `plain` where the norm follows the sum."""
     plain: Asymptotic
@@ -147,6 +154,11 @@ class LayerPrediction:
     measured: float | None
     """Observed change of `log(HFC/LFC)` across the attention branch; negative smooths."""
     measured_standard_error: float | None
+    measured_sequences: int = 0
+    measured_interval: tuple[float, float] | None = None
+    """95% interval of the observed change over sequences (Student's t); `None` for a single sequence."""
+    direction: str = ""
+    """What one pass was seen to do: smoothing, sharpening, or no clear change where the interval holds zero."""
     identity_error: float
     """Largest difference between rung 5 and the measurement over the sequences."""
     carries: str | None
@@ -235,10 +247,16 @@ class Prediction(SavedResult):
         ]
 
     def __repr__(self) -> str:
-        regimes = [layer.regime for layer in self.layers]
-        counts = ", ".join(f"{regimes.count(regime)} {regime}" for regime in dict.fromkeys(regimes))
+        seen, regimes = ([getattr(layer, name) for layer in self.layers] for name in ("direction", "regime"))
+        counts = [
+            ", ".join(f"{words.count(word)} {word or 'not measured'}" for word in dict.fromkeys(words))
+            for words in (seen, regimes)
+        ]
         partial = ", partial" if self.is_partial else ""
-        return f"<Prediction for {self.provenance.target}: {counts} of {len(regimes)} layers{partial}>"
+        return (
+            f"<Prediction for {self.provenance.target}, {len(regimes)} layers: one pass {counts[0]}; "
+            f"if repeated {counts[1]}{partial}>"
+        )
 
     def _repr_html_(self) -> str:
         return html_table(f"Prediction for {self.provenance.target}", self.rows())
@@ -249,7 +267,13 @@ def _without(record: object, *names: str) -> Row:
 
 
 def _layer_row(layer: LayerPrediction) -> Row:
-    row: Row = {"stack": layer.stack, "layer": layer.layer, "depth": layer.depth, "regime": layer.regime}
+    row: Row = {
+        "stack": layer.stack,
+        "layer": layer.layer,
+        "depth": layer.depth,
+        "direction": layer.direction,
+        "regime": layer.regime,
+    }
     for view, found in (("plain", layer.plain), ("folded", layer.folded)):
         row |= {
             f"{view}_{name}": found and getattr(found, name)
@@ -259,6 +283,9 @@ def _layer_row(layer: LayerPrediction) -> Row:
     return row | {
         "measured": layer.measured,
         "measured_standard_error": layer.measured_standard_error,
+        "measured_sequences": layer.measured_sequences,
+        "measured_low": layer.measured_interval and layer.measured_interval[0],
+        "measured_high": layer.measured_interval and layer.measured_interval[1],
         "identity_error": layer.identity_error,
         "carries": layer.carries,
         "explained_from": layer.explained_from,

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 
-from oversmooth.models.canonical import AttentionWeights
+from oversmooth.models.canonical import AttentionWeights, summed_over_groups
 from oversmooth.results import HeadSpectrum, Missing, Spectrum
 
 DENSE_UP_TO = 2048
@@ -82,7 +82,9 @@ class ValueMap:
 
 def plain_map(weights: AttentionWeights, dtype: torch.dtype) -> ValueMap:
     """`M = W_O W_V`, with the output weights of heads that share values summed."""
-    return ValueMap(left=_summed_output(weights, dtype), right=weights.w_v.to(dtype).flatten(0, 1))
+    return ValueMap(
+        left=summed_over_groups(weights.w_o, weights.n_kv, dtype).flatten(1), right=weights.w_v.to(dtype).flatten(0, 1)
+    )
 
 
 def folded_map(
@@ -119,15 +121,6 @@ def folded_map(
         return weight * (x - x.mean(0) if is_centred else x)
 
     return ValueMap(left=left, right=right, extra=norm_after), ", ".join([*words, "norm after the sum"])
-
-
-def _summed_output(weights: AttentionWeights, dtype: torch.dtype) -> Float[Tensor, "d_model channel"]:
-    """Output weights summed over the query heads that read the same value head; converted before they are summed."""
-    members = weights.w_o.unflatten(1, (weights.n_kv, weights.n_heads // weights.n_kv)).unbind(2)
-    total = members[0].to(dtype, copy=True)
-    for member in members[1:]:
-        total += member
-    return total.flatten(1)
 
 
 # --- spectra --------------------------------------------------------------------------------------------------------
@@ -298,7 +291,8 @@ def bias_norm(weights: AttentionWeights, dtype: torch.dtype) -> float:
     """Length of `W_O b_V`, which attention adds to every token alike because its rows sum to one."""
     if weights.b_v is None:
         return 0.0
-    return (_summed_output(weights, dtype) @ weights.b_v.to(dtype).flatten()).norm().item()
+    summed = summed_over_groups(weights.w_o, weights.n_kv, dtype).flatten(1)
+    return (summed @ weights.b_v.to(dtype).flatten()).norm().item()
 
 
 # --- conditioning ---------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from torch import nn
 
 import oversmooth as osm
 from oversmooth.errors import NoData, UnknownName, WrongBatch
+from oversmooth.measurement.evidence import Running
 from oversmooth.measurement.measurement import measure
-from oversmooth.measurement.observer import Running
 from oversmooth.results import Measurement
 from tests.contract.tiny_models import tiny_model
 
@@ -232,3 +232,16 @@ def test_a_plot_shows_the_curve_with_its_band(encoder):
 
 def test_measure_and_inspect_identify_the_weights_by_the_same_hash(encoder):
     assert measure(encoder, batches()).provenance.weights_sha256 == osm.inspect(encoder).provenance.weights_sha256
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, IndexError, TypeError, KeyError])
+def test_a_bug_in_a_users_metric_keeps_its_type_and_says_where(encoder, error):
+    def broken(h, keep):
+        raise error("my own bug")
+
+    with pytest.raises(error, match="my own bug") as caught:
+        measure(encoder, batches(), metrics=["cosine", broken])
+    notes = " ".join(caught.value.__notes__)
+    for piece in ("'broken'", "depth 0", "embedding"):
+        assert piece in notes
+    assert not any(module._forward_hooks for module in encoder.modules())

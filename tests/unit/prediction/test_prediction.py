@@ -1,6 +1,7 @@
 """`predict` on tiny models: what it says, what it leaves out, and that it never decides what it does not know."""
 
 import dataclasses
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -8,14 +9,27 @@ import torch
 from torch import nn
 
 from oversmooth import predict
+from oversmooth.control.projection import Form, kept_weights
 from oversmooth.errors import BadValue, NoData, UnknownName
+from oversmooth.models.canonical import AttentionWeights, Norm
+from oversmooth.prediction.guarantee import Guarantee, guarantee
+from oversmooth.prediction.summary import _regime
 from oversmooth.prediction.theory import radii, sample
 from oversmooth.prediction.theory.asymptotics import asymptotics
 from oversmooth.prediction.theory.ladder import RUNGS
-from oversmooth.prediction.theory.what_if import with_interval
-from oversmooth.prediction.verdicts import agreements, carrying_step_of, layer_verdict, stack_verdict
+from oversmooth.prediction.theory.layer import AttentionLayer
+from oversmooth.prediction.theory.sample import sample_layer
+from oversmooth.prediction.verdicts import (
+    _guarantee_statement,
+    agreements,
+    carrying_step_of,
+    layer_verdict,
+    repetition_words,
+    stack_verdict,
+)
 from oversmooth.results import Prediction
 from tests.contract.tiny_models import AttentionStack, tiny_model
+from tests.unit.prediction.theory.random_layers import generator, normal, random_attention
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +48,8 @@ def test_a_row_per_layer_head_change_and_step(found):
     assert len(found.what_if_rows()) == 3 * 8
     assert [row["step"] for row in found.simulation_rows()[:6]] == [0, 1, 2, 5, 10, 20]
     assert Prediction.from_dict(found.to_dict()) == found
-    assert "of 3 layers" in repr(found)
+    assert "3 layers: one pass" in repr(found)
+    assert "; if repeated" in repr(found)
     assert "<table>" in found._repr_html_()
 
 
@@ -72,19 +87,18 @@ def test_a_layer_whose_heads_decouple_is_proved_to_sharpen():
     model = AttentionStack().eval()
     with torch.no_grad():
         for mixer in model.mixers.values():
-            from oversmooth.models.canonical import AttentionWeights
-
             weights = AttentionWeights(
                 w_v=mixer.in_proj_weight[64:].view(4, 8, 32), w_o=mixer.out_proj.weight.view(32, 4, 8)
             )
-            replaced = with_interval(weights, -1.0, -0.1)
+            replaced = kept_weights(weights, Form(low=-1.0, high=-0.1))
             mixer.in_proj_weight[64:] = replaced.w_v.flatten(0, 1)
             mixer.out_proj.weight.copy_(replaced.w_o.flatten(1))
     found = predict(model, [torch.randn(1, 9, 32)])
     for layer in found.layers:
         assert layer.regime == "sharpening"
-        assert layer.verdict[0].basis == "proved"
-        assert "sharpening" in layer.verdict[0].text
+        (proved,) = [statement for statement in layer.verdict if statement.kind == "proved"]
+        assert proved.is_remark
+        assert "sharpening, for any attention" in proved.text
         assert {head.certificate for head in layer.heads} == {"sharpening"}
         assert all(head.certified_rate > 1 for head in layer.heads)
         assert layer.folded is None
@@ -99,10 +113,10 @@ def test_what_is_not_known_is_undecided_with_its_bounds(monkeypatch):
     for layer in found.layers:
         assert layer.regime == "undecided"
         assert layer.plain.undecided == 1
-        text = layer.verdict[0].text
+        text = next(statement.text for statement in layer.verdict if statement.kind == "computed")
         assert "undecided" in text
         assert f"{layer.plain.rho_ac_low:.4g} and {layer.plain.rho_ac_high:.4g}" in text
-    assert "3 undecided" in found.verdict[0].text
+    assert "3 would be undecided" in found.verdict[1].text
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
@@ -110,7 +124,8 @@ def test_what_is_not_known_is_undecided_with_its_bounds(monkeypatch):
 
 def with_rungs(layer, values, measured):
     rungs = tuple(dataclasses.replace(rung, mean=value) for rung, value in zip(layer.rungs, values, strict=True))
-    return dataclasses.replace(layer, rungs=rungs, measured=measured)
+    direction = "smoothing" if measured < 0 else "sharpening"
+    return dataclasses.replace(layer, rungs=rungs, measured=measured, direction=direction)
 
 
 def test_a_disagreement_is_said_and_the_rung_is_named(found):
@@ -135,15 +150,16 @@ def test_a_layer_that_is_not_reproduced_gets_no_verdict(found):
 
 def test_mixed_inputs_and_differing_views_are_said(found):
     layer = found.layers[0]
-    mixed = dataclasses.replace(layer.folded, regime="mixed", smoothing=1, sharpening=1)
-    text = layer_verdict(dataclasses.replace(layer, folded=mixed), None, 1e-3)[0].text
-    assert "depends on the input: 1 smoothing, 1 sharpening" in text
+    mixed = dataclasses.replace(layer.folded, regime="mixed", smoothing=3, sharpening=2)
+    said = layer_verdict(dataclasses.replace(layer, folded=mixed), None, 1e-3)[1]
+    assert "depends on the input: 3 smoothing, 2 sharpening" in said.text
+    assert said.is_remark
     plain = dataclasses.replace(layer.plain, regime="smoothing")
     folded = dataclasses.replace(layer.folded, regime="sharpening")
     texts = [
         s.text for s in layer_verdict(dataclasses.replace(layer, acting="plain", plain=plain, folded=folded), None, 1.0)
     ]
-    assert any("sharpening instead" in text for text in texts)
+    assert any("folded in, it would sharpen" in text for text in texts)
 
 
 def test_agreement_over_layers_names_the_first_rung_that_explains(found):
@@ -159,6 +175,100 @@ def test_agreement_over_layers_names_the_first_rung_that_explains(found):
         assert piece in words
     assert carrying_step_of(layers) == "repetition"
     assert carrying_step_of([]) is None
+
+
+def test_two_sequences_that_differ_leave_a_layer_undecided_and_four_can_mix(found):
+    assert _regime(Counter(smoothing=1, sharpening=1)) == "undecided"
+    assert _regime(Counter(smoothing=3, sharpening=1)) == "undecided"
+    assert _regime(Counter(smoothing=2, sharpening=2)) == "mixed"
+    assert _regime(Counter(smoothing=5)) == "smoothing"
+    assert _regime(Counter(smoothing=5, undecided=1)) == "undecided"
+    assert _regime(Counter()) == "undecided"
+    few = dataclasses.replace(
+        found.layers[0].folded, regime="undecided", smoothing=1, sharpening=1, undecided=0, sequences=2
+    )
+    for piece in ("undecided", "1 smoothing, 1 sharpening", "2 solved sequences, too few"):
+        assert piece in repetition_words(few)
+
+
+@pytest.mark.parametrize(
+    ("measured", "interval", "count", "direction", "pieces"),
+    [
+        (-0.2, (-0.3, -0.1), 9, "smoothing", ("One pass smooths: ", "-0.200", "-0.300 to -0.100", "9 sequences")),
+        (0.1, (-0.1, 0.3), 9, "no clear change", ("makes no clear change", "+0.100", "-0.100 to +0.300")),
+        (0.1, None, 1, "sharpening", ("sharpens on the one sequence", "no interval", "+0.100")),
+        (-1e-5, (-2e-5, -1e-6), 9, "smoothing", ("changes by 0.000",)),
+    ],
+)
+def test_one_pass_is_told_from_what_was_measured_with_how_sure_that_is(
+    found, measured, interval, count, direction, pieces
+):
+    layer = dataclasses.replace(
+        found.layers[0],
+        measured=measured,
+        measured_interval=interval,
+        measured_sequences=count,
+        direction=direction,
+        regime="sharpening",
+    )
+    first, *rest = layer_verdict(layer, None, 1e-3)
+    assert first.kind == "observed"
+    for piece in pieces:
+        assert piece in first.text
+    if direction == "no clear change":
+        assert "no clear sign" in rest[-1].text
+        assert "agree in sign" not in rest[-1].text
+
+
+def pre_norm_layer(source, interval, spread, *, is_causal=False):
+    """A pre-norm layer of the eigenbasis form, on tokens whose scales differ by about `spread`."""
+    weights = AttentionWeights(w_v=normal(source, 2, 3, 6), w_o=normal(source, 6, 2, 3))
+    weights = kept_weights(weights, Form(low=interval[0], high=interval[1]))
+    norms = {"attn_norm": Norm(kind="rms", weight=torch.ones(6, dtype=torch.float64))}
+    layer = AttentionLayer(weights=dataclasses.replace(weights, norms=norms), dtype=torch.float64)
+    x = nn.functional.normalize(normal(source, 7, 6), dim=1)
+    x = x * (1 + spread * torch.linspace(-1, 1, 7, dtype=torch.float64))[:, None] * 6**0.5
+    attention = random_attention(source, 2, 7, is_causal=is_causal)
+    taken, _ = sample_layer(layer, attention, x, x + layer.exact(attention, x).output, solve=True)
+    return layer, taken
+
+
+@pytest.mark.parametrize("interval", [(-0.4, -0.1), (0.1, 1.0)])
+def test_proved_is_said_only_where_all_token_scales_are_equal(interval):
+    regime = "smoothing" if interval[0] > 0 else "sharpening"
+    layer, equal = pre_norm_layer(generator(0), interval, 0.0)
+    assert guarantee(layer, [equal]) == Guarantee(regime=regime, scale_spread=None)
+    layer, spread = pre_norm_layer(generator(0), interval, 0.5)
+    found = guarantee(layer, [spread])
+    assert found.regime == regime
+    assert found.scale_spread == pytest.approx(spread.scale_spread)
+    statement = _guarantee_statement(found)
+    assert statement.kind == "computed"
+    assert statement.basis == "computed for any attention at measured scale"
+    assert ("parallel, not equal" in statement.text) == (regime == "smoothing")
+    layer, causal = pre_norm_layer(generator(0), interval, 0.5, is_causal=True)
+    assert guarantee(layer, [causal]) is None
+
+
+def test_eigenvalues_below_the_smallest_scale_guarantee_nothing():
+    layer, taken = pre_norm_layer(generator(0), (-0.9, -0.85), 0.5)
+    assert taken.smallest_scale < 0.85 < taken.scale  # the mean alone would have been enough
+    assert guarantee(layer, [taken]) is None
+
+
+def test_tokens_of_unequal_scales_become_parallel_and_not_equal(found):
+    smoothing = dataclasses.replace(found.layers[0].folded, regime="smoothing", is_absolute=True)
+    assert "all tokens become one vector, also in absolute size" in repetition_words(smoothing, None)
+    said = repetition_words(smoothing, 0.41)
+    for piece in ("would smooth", "parallel, but not equal", "spread 41%"):
+        assert piece in said
+    assert "one vector" not in said
+
+
+def test_every_statement_has_a_kind_that_its_basis_agrees_with(found):
+    statements = [*found.verdict, *(item for layer in found.layers for item in layer.verdict)]
+    assert {statement.kind for statement in statements} == {"computed", "observed"}
+    assert all(statement.basis.startswith(statement.kind) for statement in statements)
 
 
 # --- edges ----------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from oversmooth.results import (
     Verification,
     format_cell,
     html_table,
+    signed,
 )
 
 HOSTILE = "<script>alert(1)</script>"
@@ -374,7 +375,24 @@ def test_a_table_without_rows_says_so():
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(None, ""), (1.23456, "1.235"), (12345.678, "1.235e+04"), (3, "3"), (True, "True"), ("a", "a")]
+    ("value", "shown"),
+    [
+        (None, ""),
+        (1.23456, "1.235"),
+        (-3.331e-16, "0"),
+        (1.5e-9, "1.5e-09"),
+        (12345.678, "1.235e+04"),
+        (3, "3"),
+        (True, "True"),
+        ("a", "a"),
+    ],
 )
 def test_cells_show_four_digits_of_a_number(value, shown):
     assert format_cell(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.123, "+0.12"), (-0.126, "-0.13"), (-0.001, "0.00"), (0.0, "0.00"), (-3.331e-16, "0.00")]
+)
+def test_a_change_that_rounds_to_zero_has_no_sign(value, shown):
+    assert signed(value) == shown

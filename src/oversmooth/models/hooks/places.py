@@ -52,6 +52,14 @@ class Place:
 Observe = Callable[[Place, Float[Tensor, "batch token d_model"]], None]
 
 
+class ObserverFailed(Exception):
+    """Carries an error of whoever looks on (its cause) through the model's forward pass, apart from the model's own."""
+
+    def __init__(self, place: Place):
+        self.place = place
+        super().__init__(f"an observer failed at depth {place.depth}, {place.name}")
+
+
 @contextmanager
 def observed(
     stacks: Sequence[Stack], store: ModuleStore, observe: Observe, wants: Callable[[str, Stack], bool]
@@ -91,12 +99,17 @@ class _StackTap:
         self.depth = 0
 
     def emit(self, name: str, h: Tensor, depth: int | None = None) -> None:
-        if self._wants(name, self.stack):
-            self._observe(Place(self.stack.label, self.depth if depth is None else depth, name), h)
+        if not self._wants(name, self.stack):
+            return
+        place = Place(self.stack.label, self.depth if depth is None else depth, name)
+        try:
+            self._observe(place, h)
+        except Exception as error:
+            raise ObserverFailed(place) from error
 
     def emit_difference(self, name: str, h: Tensor, before: Tensor) -> None:
         if self._wants(name, self.stack):
-            self._observe(Place(self.stack.label, self.depth, name), h - before)
+            self.emit(name, h - before)
 
     def attach(self) -> Iterator[Any]:
         for position in range(len(self.stack.names.blocks)):

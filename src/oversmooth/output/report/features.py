@@ -1,10 +1,11 @@
 """The part of a report that a measurement fills: curves over depth, and who changed them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from oversmooth.output.report.blocks import Pair, Plot, Section, table_of
 from oversmooth.output.report.weights import rounded
-from oversmooth.results import Attribution, Measurement
+from oversmooth.results import Attribution, Measurement, PlaceValue, signed
 
 COLOURS = ("var(--accent)", "var(--sharpen)", "var(--neutral)", "var(--undecided)")
 PARTS = {
@@ -12,57 +13,95 @@ PARTS = {
     "cross-attention": "var(--undecided)",
     "feed-forward": "var(--sharpen)",
     "norm": "var(--neutral)",
+    "final norm": "var(--accent)",
     "other": "var(--line)",
 }
 AXIS_TITLES = {"cosine": "mean cosine between tokens", "hfc_lfc": "HFC / LFC"}
 
 
 def curve_figure(measurement: Measurement, metric: str) -> dict[str, Any]:
-    """One metric over depth with a band of one standard error, a line per stack."""
+    """One metric over depth with a band of one standard error, a line per stack, and behind it the final norm."""
     traces: list[dict[str, Any]] = []
     stacks = list(dict.fromkeys(value.stack for value in measurement.values))
+    depths, has_norm = [0], False
     for index, stack in enumerate(stacks):
         points = [point for point in measurement.curve(metric, stack) if point.mean is not None]
-        depth = [point.depth for point in points]
-        mean = [point.mean or 0.0 for point in points]
-        band = [point.standard_error or 0.0 for point in points]
         colour = COLOURS[index % len(COLOURS)]
-        edges = [m + b for m, b in zip(mean, band, strict=True)] + [m - b for m, b in zip(mean, band, strict=True)][
-            ::-1
-        ]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": depth + depth[::-1],
-                "y": rounded(edges),
-                "fill": "toself",
-                "fillcolor": colour,
-                "opacity": 0.2,
-                "line": {"width": 0},
-                "hoverinfo": "skip",
-                "showlegend": False,
-            }
-        )
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": stack or metric,
-                "x": depth,
-                "y": rounded(mean),
-                "line": {"color": colour, "width": 2.5},
-                "marker": {"size": 6},
-                "showlegend": len(stacks) > 1,
-                "hovertemplate": "depth %{x}: %{y}<extra></extra>",
-            }
-        )
+        traces += _band_and_line(points, stack or metric, colour, in_legend=len(stacks) > 1)
+        depths += [point.depth for point in points]
+        final = measurement.final(metric, stack)
+        if points and final is not None and final.mean is not None:
+            has_norm = True
+            traces.append(_final_norm(points[-1], final, colour))
     layout = {
         "height": 290,
-        "xaxis": {"title": {"text": "depth (0 = embedding)"}, "dtick": 1 if len(traces[-1]["x"]) < 16 else None},
+        "xaxis": depth_axis(max(depths), has_norm, "depth (0 = embedding)"),
         "yaxis": {"title": {"text": AXIS_TITLES.get(metric, metric)}, "rangemode": "tozero"},
     }
     return {"traces": traces, "layout": layout}
+
+
+def depth_axis(last: int, has_norm: bool, title: str) -> dict[str, Any]:
+    """Depths as ticks, and the final norm one step behind the last."""
+    step = 1 if last < 16 else -(-last // 12)
+    ticks = list(range(0, last + 1, step))
+    ticks = ticks if not has_norm or ticks[-1] == last else [tick for tick in ticks if tick <= last - step / 2] + [last]
+    names = [str(tick) for tick in ticks]
+    if has_norm:
+        ticks, names = [*ticks, last + 1], [*names, "final norm"]
+    return {"title": {"text": title}, "tickvals": ticks, "ticktext": names}
+
+
+def _band_and_line(points: Sequence[PlaceValue], name: str, colour: str, *, in_legend: bool) -> list[dict[str, Any]]:
+    depth = [point.depth for point in points]
+    mean = [point.mean or 0.0 for point in points]
+    band = [point.standard_error or 0.0 for point in points]
+    above = [m + b for m, b in zip(mean, band, strict=True)]
+    below = [m - b for m, b in zip(mean, band, strict=True)]
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": depth + depth[::-1],
+            "y": rounded(above + below[::-1]),
+            "fill": "toself",
+            "fillcolor": colour,
+            "opacity": 0.2,
+            "line": {"width": 0},
+            "hoverinfo": "skip",
+            "showlegend": False,
+        },
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": name,
+            "x": depth,
+            "y": rounded(mean),
+            "line": {"color": colour, "width": 2.5},
+            "marker": {"size": 6},
+            "showlegend": in_legend,
+            "hovertemplate": "depth %{x}: %{y}<extra></extra>",
+        },
+    ]
+
+
+def _final_norm(last: PlaceValue, final: PlaceValue, colour: str) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [last.depth, last.depth + 1],
+        "y": rounded([last.mean or 0.0, final.mean or 0.0]),
+        "error_y": {
+            "type": "data",
+            "array": [0.0, rounded([final.standard_error or 0.0])[0]],
+            "width": 3,
+            "thickness": 1,
+        },
+        "line": {"color": colour, "width": 1.5, "dash": "dot"},
+        "marker": {"size": [0, 8], "symbol": "diamond", "color": colour},
+        "showlegend": False,
+        "hovertemplate": "behind the final norm: %{y}<extra></extra>",
+    }
 
 
 def curves(measurement: Measurement) -> Pair:
@@ -87,7 +126,11 @@ def curves(measurement: Measurement) -> Pair:
 
 def _ends(measurement: Measurement, metric: str) -> str:
     known = [point.mean for point in measurement.curve(metric) if point.mean is not None]
-    return f"goes from {known[0]:.3f} to {known[-1]:.3f} over {len(known) - 1} layers" if known else "has no value"
+    final = measurement.final(metric)
+    behind = "" if final is None or final.mean is None else f", and to {final.mean:.3f} behind the final norm"
+    return (
+        f"goes from {known[0]:.3f} to {known[-1]:.3f} over {len(known) - 1} layers{behind}" if known else "has no value"
+    )
 
 
 def attribution_section(measurement: Measurement) -> Section:
@@ -122,6 +165,7 @@ def attribution_section(measurement: Measurement) -> Section:
             "ends at": p.place,
             "change": p.change,
             "±": p.standard_error,
+            "direction": p.direction,
         }
         for attribution in measurement.attributions
         for p in attribution.parts
@@ -138,19 +182,14 @@ def attribution_section(measurement: Measurement) -> Section:
 
 
 def attribution_words(attribution: Attribution) -> str:
-    parts = _kinds(attribution)
-    return f"total {attribution.total:+.2f} = " + ", ".join(f"{name} {value:+.2f}" for name, value in parts.items())
+    parts = ", ".join(f"{name} {signed(value)}" for name, value in _kinds(attribution).items())
+    return f"total {signed(attribution.total)} = {parts}"
 
 
 def _kinds(attribution: Attribution) -> dict[str, float]:
-    kinds = {
-        "attention": attribution.attention,
-        "cross-attention": attribution.cross_attention,
-        "feed-forward": attribution.feed_forward,
-        "norm": attribution.norms,
-        "other": attribution.other,
-    }
-    return {name: value for name, value in kinds.items() if value}
+    """What each kind of sub-block changed, in the order in which they are drawn."""
+    found = {kind: sum(part.change for part in attribution.parts if part.part == kind) for kind in PARTS}
+    return {kind: change for kind, change in found.items() if any(part.part == kind for part in attribution.parts)}
 
 
 def _waterfall(attribution: Attribution) -> dict[str, Any]:
@@ -160,7 +199,7 @@ def _waterfall(attribution: Attribution) -> dict[str, Any]:
         "x": [*kinds, "total"],
         "y": rounded([*kinds.values(), attribution.total]),
         "measure": [*["relative"] * len(kinds), "total"],
-        "text": [f"{value:+.2f}" for value in (*kinds.values(), attribution.total)],
+        "text": [signed(value) for value in (*kinds.values(), attribution.total)],
         "textposition": "outside",
         "cliponaxis": False,
         "decreasing": {"marker": {"color": "var(--smooth)"}},
@@ -172,14 +211,20 @@ def _waterfall(attribution: Attribution) -> dict[str, Any]:
 
 
 def _parts_per_depth(attribution: Attribution) -> dict[str, Any]:
-    depths = sorted({part.depth for part in attribution.parts})
-    sums = {depth: sum(part.change for part in attribution.parts if part.depth == depth) for depth in depths}
+    """Bars per layer; the final norm has a bar of its own, behind the last layer."""
+    last = max(part.depth for part in attribution.parts)
+    changes: dict[tuple[int, str], float] = {}
+    for part in attribution.parts:
+        key = (last + 1 if part.part == "final norm" else part.depth, part.part)
+        changes[key] = changes.get(key, 0.0) + part.change
+    depths = sorted({depth for depth, _ in changes})
+    sums = [sum(change for (at, _), change in changes.items() if at == depth) for depth in depths]
     traces: list[dict[str, Any]] = [
         {
             "type": "bar",
             "name": kind,
             "x": depths,
-            "y": rounded([sum(p.change for p in attribution.parts if (p.depth, p.part) == (d, kind)) for d in depths]),
+            "y": rounded([changes.get((depth, kind), 0.0) for depth in depths]),
             "marker": {"color": colour},
         }
         for kind, colour in PARTS.items()
@@ -191,14 +236,14 @@ def _parts_per_depth(attribution: Attribution) -> dict[str, Any]:
             "mode": "lines+markers",
             "name": "sum",
             "x": depths,
-            "y": rounded(list(sums.values())),
+            "y": rounded(sums),
             "line": {"color": "var(--ink)", "width": 1.5},
         }
     )
     layout = {
         "height": 320,
         "barmode": "relative",
-        "xaxis": {"title": {"text": "depth"}},
+        "xaxis": depth_axis(last, depths[-1] > last, "depth"),
         "yaxis": {"title": {"text": "Δ log(HFC/LFC)"}},
     }
     return {"traces": traces, "layout": layout}

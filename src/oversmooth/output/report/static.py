@@ -80,7 +80,13 @@ def _attribution(measurement: Measurement) -> "Figure":
     axes = figure.subplots()
     attribution = measurement.attributions[0]
     depths = sorted({part.depth for part in attribution.parts})
-    colours = {"attention": "#0072b2", "feed-forward": "#c85a00", "norm": "#8b949e", "cross-attention": "#8250df"}
+    colours = {
+        "attention": "#0072b2",
+        "feed-forward": "#c85a00",
+        "norm": "#8b949e",
+        "final norm": "#1a7f37",
+        "cross-attention": "#8250df",
+    }
     below, above = dict.fromkeys(depths, 0.0), dict.fromkeys(depths, 0.0)
     for kind, colour in colours.items():
         sums = {d: sum(p.change for p in attribution.parts if (p.depth, p.part) == (d, kind)) for d in depths}

@@ -4,15 +4,18 @@ from typing import Any
 
 from oversmooth.output.report.blocks import Block, Plot, Section, Slider, Strip, StripItem, Words, table_of
 from oversmooth.output.report.weights import rounded
-from oversmooth.results import LayerPrediction, Prediction
+from oversmooth.results import LayerPrediction, Prediction, signed
 
+DIRECTION_WORDS = {"smoothing": "▼ smooths", "sharpening": "▲ sharpens", "no clear change": "≈ no clear change"}
+"""What one pass was seen to do."""
 REGIME_WORDS = {
-    "smoothing": "▼ smooths",
-    "sharpening": "▲ sharpens",
-    "neutral": "= neutral",
-    "undecided": "? undecided",
-    "mixed": "◆ mixed",
+    "smoothing": "would smooth if repeated",
+    "sharpening": "would sharpen if repeated",
+    "neutral": "would neither smooth nor sharpen if repeated",
+    "undecided": "if repeated: undecided",
+    "mixed": "if repeated: depends on the input",
 }
+"""What infinite repetition would do."""
 RUNG_WORDS = {
     0: "infinite repetition: the theorem",
     1: "one step, isotropic features",
@@ -28,28 +31,32 @@ def place_name(layer: LayerPrediction) -> str:
     return name if layer.depth == layer.layer + 1 else f"{name}, pass {layer.depth}"
 
 
-def tone_of(regime: str) -> str:
-    return regime if regime in ("smoothing", "sharpening", "neutral") else "undecided"
-
-
 def regime_strip(prediction: Prediction) -> Strip:
-    """One tile per layer: its regime, the predicted exponent and the measured change."""
+    """One tile per layer: what one pass was seen to do, and in a line of its own what repetition would do."""
     items = []
     for layer in prediction.layers:
-        exponent = layer.rungs[0].mean if layer.rungs else None
-        predicted = "no exponent" if exponent is None else f"theorem {exponent:+.2f}"
-        measured = "not measured" if layer.measured is None else f"measured {layer.measured:+.2f}"
+        tone = layer.direction if layer.direction in ("smoothing", "sharpening") else "neutral"
         items.append(
             StripItem(
                 title=place_name(layer),
-                word=REGIME_WORDS.get(layer.regime, layer.regime),
-                tone=tone_of(layer.regime),
-                lines=(predicted, measured),
+                word=DIRECTION_WORDS.get(layer.direction, "not measured"),
+                tone=tone,
+                lines=(_measured_words(layer), REGIME_WORDS[layer.regime]),
             )
         )
     return Strip(
-        label="Each layer's regime: predicted exponent and measured change of log(HFC/LFC)", items=tuple(items)
+        label="What one pass of each layer's attention was seen to do to log(HFC/LFC), and what repeating it would do",
+        items=tuple(items),
     )
+
+
+def _measured_words(layer: LayerPrediction) -> str:
+    if layer.measured is None:
+        return "no value"
+    if layer.measured_interval is None:
+        return f"measured {signed(layer.measured)}" + (" (one sequence)" if layer.measured_sequences == 1 else "")
+    low, high = layer.measured_interval
+    return f"measured {signed(layer.measured)} ({signed(low)} to {signed(high)})"
 
 
 def rho_ac_by_layer(prediction: Prediction) -> dict[tuple[str, int], float]:
@@ -86,9 +93,10 @@ def ladder_section(prediction: Prediction) -> Section:
     rows = [
         {
             "layer": place_name(layer),
-            "regime": layer.regime,
-            **{f"rung {rung.rung}": rung.mean for rung in layer.rungs},
+            "one pass": layer.direction or "not measured",
             "measured": layer.measured,
+            "if repeated": layer.regime,
+            **{f"rung {rung.rung}": rung.mean for rung in layer.rungs},
             "carried by": layer.carries or "",
             "right from rung": layer.explained_from,
         }
@@ -130,7 +138,7 @@ def _ladder(layer: LayerPrediction) -> dict[str, Any]:
             "type": "bar",
             "x": [f"{rung.rung} {rung.name}" for rung in known],
             "y": rounded(values),
-            "text": [f"{value:+.3f}" for value in values],
+            "text": [signed(value, 3) for value in values],
             "textposition": "outside",
             "cliponaxis": False,
             "marker": {"color": ["var(--smooth)" if value < 0 else "var(--sharpen)" for value in values]},
@@ -143,14 +151,15 @@ def _ladder(layer: LayerPrediction) -> dict[str, Any]:
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": f"measured {layer.measured:+.3f}",
+                "name": f"measured {signed(layer.measured, 3)}",
                 "x": [f"{rung.rung} {rung.name}" for rung in known],
                 "y": rounded([layer.measured] * len(known)),
                 "line": {"color": "var(--ink)", "dash": "dash", "width": 1.5},
             }
         )
     carried = f"; the step that matters most: {layer.carries}" if layer.carries else ""
-    return {"traces": traces, "words": f"{place_name(layer)}: {layer.regime}{carried}"}
+    did = DIRECTION_WORDS.get(layer.direction, "not measured")
+    return {"traces": traces, "words": f"{place_name(layer)}: {did}; {REGIME_WORDS[layer.regime]}{carried}"}
 
 
 def _ladder_layout(prediction: Prediction) -> dict[str, Any]:
@@ -171,7 +180,7 @@ def what_if_section(prediction: Prediction) -> Section | None:
         {
             "layer": f"{row['stack']} {row['layer']}".strip(),
             "what if": row["what_if"],
-            "regime": row["regime"] or "",
+            "if repeated": row["regime"] or "",
             "ρ_dc": row["rho_dc"],
             "ρ_ac": row["rho_ac"],
             **{f"rung {k}": row.get(f"rung_{k}") for k in range(6)},

@@ -61,9 +61,8 @@ def training_page(path: Path, points: Sequence[Point]) -> Page:
         measured = [point[deepest[-1]] for point in points if point.get(deepest[-1]) is not None]
         if measured:
             first_value, last_value = measured[0], measured[-1]
-            word = "smoother" if last_value > first_value else "sharper"
-            change = f"mean cosine {first_value:.2f} → {last_value:.2f}"
-            verdict = f"Over {last['step']} steps the last layer became {word}: {change}."
+            change = f"went from {first_value:.2f} to {last_value:.2f}"
+            verdict = f"Over {last['step']} steps the mean cosine of the last layer {change}; 1 means fully smoothed."
     smoothing = [point for point in points if any(NAME.fullmatch(key) for key in point)] or points
     names = dict.fromkeys(["step", *(key for point in smoothing for key in point)])
     rows = [{name: point.get(name) for name in names} for point in smoothing]

@@ -7,10 +7,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from oversmooth.output.terminal.tables import _console, _table
-from oversmooth.results import Row, format_cell
+from oversmooth.results import Row, format_cell, signed
 from oversmooth.results.prediction import Asymptotic, LayerPrediction, Prediction
 
-COLOURS = {"smoothing": "blue", "sharpening": "dark_orange", "undecided": "bold red", "mixed": "magenta"}
+COLOURS = {
+    "no clear change": "dim",
+    "smoothing": "blue",
+    "sharpening": "dark_orange",
+    "undecided": "bold red",
+    "mixed": "magenta",
+}
 
 
 def show_prediction(result: Prediction, *, heads: bool = False) -> None:
@@ -26,8 +32,8 @@ def show_prediction(result: Prediction, *, heads: bool = False) -> None:
     stacks = list(dict.fromkeys(layer.stack for layer in result.layers))
     for stack in stacks:
         layers = [layer for layer in result.layers if layer.stack == stack]
-        console.print(_theorem_table(stack, layers))
         console.print(_ladder_table(result, stack, layers))
+        console.print(_theorem_table(stack, layers))
     _details(console, result, heads=heads)
     console.print("Verdict", style="bold")
     for statement in result.verdict:
@@ -45,16 +51,15 @@ def _capitalised(text: str) -> str:
 
 
 def _remarks(layer: LayerPrediction) -> list[str]:
-    """Where theory and measurement disagree, where nothing could be decided, and what is proved."""
-    worth = ("disagree", "undecided", "misses", "between do not", "depends on the input", "instead", "any attention")
-    return [f"{item.text} [{item.basis}]" for item in layer.verdict if any(word in item.text for word in worth)]
+    """Where theory and measurement disagree, where nothing could be decided, and what is guaranteed."""
+    return [f"{item.text} [{item.basis}]" for item in layer.verdict if item.is_remark]
 
 
 def _theorem_table(stack: str, layers: Sequence[LayerPrediction]) -> Table:
     """Infinite repetition: without and with the norms."""
     table = _table()
-    table.title, table.title_justify = f"{stack + ': ' if stack else ''}repeated forever at this attention", "left"
-    for name in ("layer", "view", "rho_dc", "rho_ac", "exponent", "half-life", "rank", "residual", "regime"):
+    table.title, table.title_justify = f"{stack + ': ' if stack else ''}iterated at fixed attention", "left"
+    for name in ("layer", "view", "rho_dc", "rho_ac", "exponent", "half-life", "rank", "residual", "if repeated"):
         table.add_column(name, justify="right", no_wrap=True)
     for layer in layers:
         for found in (layer.plain, layer.folded):
@@ -68,28 +73,27 @@ def _theorem_cells(layer: LayerPrediction, found: Asymptotic) -> list[str]:
     bounds = f"{found.rho_ac:.3f}"
     if found.regime == "undecided":
         bounds = f"{found.rho_ac_low:.3g}..{found.rho_ac_high:.3g}"
-    colour = COLOURS.get(found.regime)
     name = f"{layer.layer}" if layer.depth == layer.layer + 1 else f"{layer.layer} at {layer.depth}"
     return [
         name,
         found.view,
         f"{found.rho_dc:.3f}",
         bounds,
-        "-" if found.exponent is None else f"{found.exponent:+.3f}{error}",
+        "-" if found.exponent is None else f"{signed(found.exponent, 3)}{error}",
         "-" if found.half_life is None else f"{found.half_life:.3g}",
         "-" if found.limit_rank is None else f"{found.limit_rank:.2f}",
         f"{found.residual:.0e}" if found.residual else "exact",
-        f"[{colour}]{found.regime}[/]" if colour else found.regime,
+        _coloured(found.regime),
     ]
 
 
 def _ladder_table(result: Prediction, stack: str, layers: Sequence[LayerPrediction]) -> Table:
     """Rungs 0 to 5 beside what was measured."""
     table = _table()
-    title = "change of log(HFC/LFC) across attention, from the theorem (rung 0) to the measurement; below 0 smooths"
+    title = "change of log(HFC/LFC) across attention: measured, and from the theorem (rung 0) to it; below 0 smooths"
     table.title, table.title_justify = f"{stack + ': ' if stack else ''}{title}", "left"
     names = [f"{rung.rung} {rung.name}" for rung in layers[0].rungs]
-    for name in ("layer", *names, "measured", "carried by", "token scale"):
+    for name in ("layer", "one pass", "measured", *names, "carried by", "token scale"):
         table.add_column(name, justify="right")
     for layer in layers:
         error = "" if layer.measured_standard_error is None else f" ±{layer.measured_standard_error:.1g}"
@@ -97,8 +101,9 @@ def _ladder_table(result: Prediction, stack: str, layers: Sequence[LayerPredicti
         spread = "" if layer.scale_spread is None else f" ±{layer.scale_spread:.0%}"
         table.add_row(
             str(layer.layer) if layer.depth == layer.layer + 1 else f"{layer.layer} at {layer.depth}",
-            *("-" if rung.mean is None else f"{rung.mean:+.3f}" for rung in layer.rungs),
-            "-" if layer.measured is None else f"{layer.measured:+.3f}{error}",
+            _coloured(layer.direction or "not measured"),
+            "-" if layer.measured is None else f"{signed(layer.measured, 3)}{error}",
+            *("-" if rung.mean is None else signed(rung.mean, 3) for rung in layer.rungs),
             layer.carries or "-",
             scale + spread,
         )
@@ -107,8 +112,13 @@ def _ladder_table(result: Prediction, stack: str, layers: Sequence[LayerPredicti
     for label, shown in (("sign right", "sign_agreement"), ("rank corr.", "rank_correlation")):
         values = [getattr(item, shown) for item in rows]
         cells = ["-" if value is None else f"{value:.0%}" if "sign" in label else f"{value:+.2f}" for value in values]
-        table.add_row(label, *cells, style="dim")
+        table.add_row(label, "", "", *cells, style="dim")
     return table
+
+
+def _coloured(word: str) -> str:
+    colour = COLOURS.get(word)
+    return f"[{colour}]{word}[/]" if colour else word
 
 
 def _details(console: Console, result: Prediction, *, heads: bool) -> None:

@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from oversmooth.output.whole_files import write_whole
+from oversmooth.output.words import depth_words, who_words
 from oversmooth.results import (
-    Attribution,
     Control,
     Inspection,
     LayerInspection,
@@ -178,7 +178,7 @@ def show_measurement(result: Measurement) -> None:
     for stack in dict.fromkeys(value.stack for value in result.values):
         console.print(_measurement_table(result, stack))
     for attribution in result.attributions:
-        console.print(_attribution_words(attribution))
+        console.print(escape(f"{depth_words(attribution)} {who_words(attribution)} Below 0 smooths."))
     for problem in result.problems:
         console.print(f"[bold red]{escape(problem)}[/]")
 
@@ -211,24 +211,6 @@ def _measurement_table(result: Measurement, stack: str) -> Table:
             "" if change is None else f"{change:+.3f}",
         )
     return table
-
-
-def _attribution_words(attribution: Attribution) -> str:
-    """Who smooths, in one sentence."""
-    shares = {
-        "attention": attribution.attention,
-        "cross-attention": attribution.cross_attention,
-        "feed-forward": attribution.feed_forward,
-        "norms": attribution.norms,
-        "other blocks": attribution.other,
-    }
-    parts = ", ".join(f"{name} {change:+.2f}" for name, change in shares.items() if change)
-    word = "smoother" if attribution.total < 0 else "sharper"
-    where = f"{attribution.stack}: " if attribution.stack else ""
-    return escape(
-        f"{where}features end {word} than they began: log(HFC/LFC) changes by {attribution.total:+.2f} = {parts}. "
-        "Below 0 smooths."
-    )
 
 
 def show_control(result: Control) -> None:

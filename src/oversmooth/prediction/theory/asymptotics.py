@@ -8,10 +8,16 @@ import torch
 from jaxtyping import Complex
 from torch import Tensor
 
+from oversmooth.measurement.metrics import effective_rank
+from oversmooth.measurement.moments import Moments
 from oversmooth.prediction.theory.operator import LayerOperator
 from oversmooth.prediction.theory.radii import MAX_APPLICATIONS, ac_radius, dc_radius
-from oversmooth.prediction.theory.radius import Radius
+from oversmooth.prediction.theory.radius import REAL, Radius
 
+SHARED_STEPS, SHARED_CLOSE = 2000, 1e-4
+"""Steps in which the part of the limit that tokens share has to be found, to this relative accuracy."""
+PHASES = 12
+"""Phases of half a turn over which a conjugate pair is averaged; the other half differs by a sign only."""
 Regime = Literal["smoothing", "sharpening", "neutral", "undecided"]
 
 
@@ -29,7 +35,8 @@ class Asymptotics:
     dimension: int
     """Eigenvalues that share the largest modulus: 1 for a single real one, 2 for a conjugate pair."""
     limit_rank: float | None
-    """Effective rank of the features in the limit: 1 where all tokens become equal or parallel up to sign."""
+    """Effective rank of the features in the limit: 1 where all tokens become equal or parallel up to sign; `None` where the
+    limit depends on where it starts, or the dominating direction was not computed."""
     is_absolute: bool
     """Whether tokens become equal in absolute size too, not only relative to what they share: `rho_ac < 1`."""
 
@@ -52,7 +59,7 @@ def asymptotics(operator: LayerOperator, *, max_applications: int = MAX_APPLICAT
         regime=regime,
         exponent=math.log(ac.value) - math.log(dc.value) if ac.value > 0 and dc.value > 0 else None,
         dimension=tied,
-        limit_rank=_limit_rank(regime, ac),
+        limit_rank=_limit_rank(operator, regime, ac),
         is_absolute=regime == "smoothing" and ac.high < 1,
     )
 
@@ -68,15 +75,48 @@ def regime_of(dc: Radius, ac: Radius) -> Regime:
     return "neutral"
 
 
-def _limit_rank(regime: Regime, ac: Radius) -> float | None:
+def _limit_rank(operator: LayerOperator, regime: Regime, ac: Radius) -> float | None:
+    """1 where the limit is one vector for all tokens; otherwise from the dominating direction, where it is the only one.
+
+    A real eigenvalue has one limit. A conjugate pair turns forever: after k repetitions the features are
+    `cos(k phi) Re(Z) - sin(k phi) Im(Z)`, of which the effective rank is averaged over a turn.
+    """
     if regime == "smoothing":
         return 1.0
-    if regime != "sharpening" or ac.vector is None:
+    is_pair = abs(ac.eigenvalue.imag) > REAL * abs(ac.eigenvalue)
+    if regime != "sharpening" or ac.vector is None or ac.dimension != (2 if is_pair else 1):
         return None
-    return effective_rank(torch.complex(*ac.vector))
+    limit = _with_shared_part(operator, ac.eigenvalue, torch.complex(*(part.double() for part in ac.vector)))
+    if limit is None:
+        return None
+    steps = torch.arange(PHASES, dtype=torch.float64, device=limit.device) * (math.pi / PHASES)
+    phases = torch.polar(torch.ones_like(steps), steps) if is_pair else _real_phase(limit)
+    turning = (phases[:, None, None] * limit).real
+    keep = torch.ones(turning.shape[:2], dtype=torch.bool, device=limit.device)
+    return effective_rank.on(Moments.of(turning, keep)).values.mean().item()
 
 
-def effective_rank(x: Complex[Tensor, "token d_model"]) -> float:
-    """exp of the entropy of (singular values / their sum)."""
-    s = torch.linalg.svdvals(x).double()
-    return torch.special.entr(s / s.sum()).sum().exp().item()
+def _real_phase(z: Complex[Tensor, "token d_model"]) -> Complex[Tensor, " 1"]:
+    """What makes an eigenvector of a real eigenvalue real: solvers return it times any phase."""
+    largest = z.flatten()[z.abs().argmax()]
+    return (largest.conj() / largest.abs())[None]
+
+
+def _with_shared_part(
+    operator: LayerOperator, value: complex, varying: Complex[Tensor, "token d_model"]
+) -> Complex[Tensor, "token d_model"] | None:
+    """The eigenvector of T whose centred part is given: `Z = P Z + 1 w^T` with `value w = shared(w) + mean of T(P Z)`.
+
+    By iteration, which converges because no eigenvalue of `shared` is as large as this one; `None` where that is slow.
+    """
+    varying = varying - varying.mean(0)
+    like = operator.path.w_v
+    leak = torch.complex(*(operator.apply(part.to(like)).mean(0).double() for part in (varying.real, varying.imag)))
+    w = torch.zeros_like(leak)
+    for _ in range(SHARED_STEPS):
+        moved = torch.complex(*(operator.shared(part.to(like)).double() for part in (w.real, w.imag)))
+        new = (moved + leak) / value
+        if torch.linalg.vector_norm(new - w) <= SHARED_CLOSE * torch.linalg.vector_norm(new):
+            return varying + new
+        w = new
+    return None

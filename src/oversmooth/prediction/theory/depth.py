@@ -57,10 +57,7 @@ class Depth:
     def pass_through(self, operator: LayerOperator) -> None:
         """One more layer."""
         self._ac.apply(lambda x: operator.centred(x.view(self._shape)).flatten(1))
-        path, value_map = operator.path, operator.path.dc_map(operator.row_sums)
-        self._dc.apply(
-            lambda x: path.after(operator.skip * x + (x @ value_map.right.T) @ value_map.left.T / operator.scale)
-        )
+        self._dc.apply(operator.shared)
         self.layers += 1
 
     def growth(self) -> DepthGrowth | None:

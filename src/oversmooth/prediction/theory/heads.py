@@ -12,11 +12,10 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from oversmooth.prediction.theory.operator import LayerOperator, ValuePath
+from oversmooth.prediction.theory.radius import REAL
 
 TOKENS_UP_TO = 512
 """Longest sequence whose attention eigenvalues and Dobrushin coefficients are computed: both cost tokens cubed."""
-REAL = 1e-6
-"""Imaginary parts below this, relative to the modulus, count as zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,8 +45,7 @@ def climb(
     exact = layer.exact(attention, x)
     operator = layer.operator(attention, exact.common_scale)
     mean, varying = x.mean(0), centre(x)
-    value_map = operator.path.dc_map(operator.row_sums)
-    shared = layer.skip * mean + value_map.left @ (value_map.right @ mean) / operator.scale
+    shared = operator.shared(mean)
     moved = layer.skip * varying + operator.branch(varying)
     linear = moved + shared
     branch_scale = 1.0 if exact.branch_scales is None else exact.branch_scales.mean().item()

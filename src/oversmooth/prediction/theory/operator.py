@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
-from oversmooth.models.canonical import AttentionWeights
+from oversmooth.models.canonical import AttentionWeights, summed_over_groups
 from oversmooth.spectra.spectrum import ValueMap
 
 View = Literal["plain", "branch", "folded"]
@@ -146,8 +146,7 @@ class ValuePath:
 
     def dc_map(self, row_sums: Float[Tensor, " head"]) -> ValueMap:
         """The map H that acts on what all tokens share, heads weighted by what the rows of their attention sum to."""
-        weighted = self.w_o * row_sums[:, None]
-        shared = weighted.unflatten(1, (self.n_kv, self.n_heads // self.n_kv)).sum(2)
+        shared = summed_over_groups(self.w_o * row_sums[:, None], self.n_kv)
         return ValueMap(left=shared.flatten(1), right=self.value_rows)
 
 
@@ -219,6 +218,16 @@ class LayerOperator:
     def apply(self, x: Float[Tensor, "... token d_model"]) -> Float[Tensor, "... token d_model"]:
         """T(X)."""
         return self.path.after(self.skip * x + self.branch(x))
+
+    def shared(self, w: Float[Tensor, "... d_model"]) -> Float[Tensor, "... d_model"]:
+        """T on what all tokens share: `T(1 w^T) = 1 shared(w)^T`."""
+        value_map = self.shared_map
+        return self.path.after(self.skip * w + (w @ value_map.right.T) @ value_map.left.T / self.scale)
+
+    @cached_property
+    def shared_map(self) -> ValueMap:
+        """H, with the heads weighted by what the rows of their attention sum to, at unit scale."""
+        return self.path.dc_map(self.row_sums)
 
     def centred(self, x: Float[Tensor, "... token d_model"]) -> Float[Tensor, "... token d_model"]:
         """`P T(X)`, on centred X: the block of T that maps AC to AC."""

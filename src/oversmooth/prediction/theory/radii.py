@@ -120,7 +120,9 @@ def dense_ac_radius(operator: LayerOperator) -> Radius:
     n, d = operator.tokens, operator.path.d_model
     eye = torch.eye(n * d, dtype=operator.path.w_v.dtype, device=operator.path.w_v.device).view(n * d, n, d)
     matrix = operator.centred(centre(eye)).flatten(1)
-    return exact_radius(torch.linalg.eigvals(matrix.cpu().double()), matrix.dtype)
+    values, vectors = torch.linalg.eig(matrix.T.cpu().double())  # rows of features are mapped from the right
+    dominating_one = vectors[:, values.abs().argmax()].view(n, d).to(matrix.device)
+    return replace(exact_radius(values, matrix.dtype), vector=(dominating_one.real, dominating_one.imag))
 
 
 def attention_norms(operator: LayerOperator) -> Float[Tensor, " head"]:

@@ -10,6 +10,8 @@ from oversmooth.prediction.theory.arnoldi import Dominating
 
 TIE = 1e-6
 """Moduli that differ by less, relatively, count as equal."""
+REAL = 1e-6
+"""Imaginary parts below this, relative to the modulus, count as zero."""
 ROUNDING = {torch.float64: 1e-9, torch.float32: 3e-6}
 """Relative error that rounding leaves in an eigenvalue of a matrix of this precision."""
 

@@ -35,6 +35,7 @@ class LayerSample:
     measured: float | None
     scale: float | None
     scale_spread: float | None
+    smallest_scale: float | None
     plain: Asymptotics | None
     folded: Asymptotics | None
     acting: Asymptotics | None
@@ -75,7 +76,7 @@ def sample_layer(
     everything folded in, for the product over depth.
     """
     ladder = climb(layer, attention, x)
-    scale, spread = _scale(ladder)
+    scale, spread, smallest = _scale(ladder)
     folded = _folded_operator(layer, ladder)
     acting = asymptotics(ladder.operator) if solve else None
     before, behind = log_ratios(torch.stack([x, after]))
@@ -87,6 +88,7 @@ def sample_layer(
         measured=None if before is None or behind is None else behind - before,
         scale=scale,
         scale_spread=spread,
+        smallest_scale=smallest,
         plain=_plain(layer, ladder, acting),
         folded=_folded(folded, ladder, acting),
         acting=acting,
@@ -98,12 +100,13 @@ def sample_layer(
     return sample, folded or ladder.operator
 
 
-def _scale(ladder: Ladder) -> tuple[float | None, float | None]:
-    """The common token scale and its relative spread, of the norm that acts before the sum."""
+def _scale(ladder: Ladder) -> tuple[float | None, float | None, float | None]:
+    """The common token scale, its relative spread and the smallest one, of the norm that acts before the sum."""
     scales = ladder.exact.scales if ladder.exact.scales is not None else ladder.exact.branch_scales
     if scales is None:
-        return None, None
-    return ladder.exact.common_scale, (scales.std(correction=0) / scales.mean()).item()
+        return None, None, None
+    spread = (scales.std(correction=0) / scales.mean()).item()
+    return ladder.exact.common_scale, spread, scales.min().item()
 
 
 def _folded_operator(layer: AttentionLayer, ladder: Ladder) -> LayerOperator | None:

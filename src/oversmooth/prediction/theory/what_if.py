@@ -1,96 +1,63 @@
 """What would happen with another skip connection, norm, bias, H or attention: the same ladder on a changed layer.
 
-A what-if is written as a name and its numbers, `scale:0.5`. It changes the layer, the attention, or both; the input
-features stay those of the real model, so each row answers for one layer, not for a model trained that way.
+A what-if is written as a name and its numbers, `scale:0.5`. It changes the layer, the attention, or both, by the very
+formulas that `constrain`, `edit` and `apply` use; the input features stay those of the real model, so each row answers
+for one layer, not for a model trained that way.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from oversmooth.control import formulas
+from oversmooth.control.formulas import Attention
+from oversmooth.control.norms import SIGNED_NORMS, flipped_norm
+from oversmooth.control.projection import Form, kept_weights
 from oversmooth.errors import BadValue, NotSupported, UnknownName
-from oversmooth.models.canonical import AttentionWeights, Norm
 from oversmooth.prediction.theory.layer import AttentionLayer
-
-Attention = Float[Tensor, "head token token"]
-
 
 # --- changed attention ----------------------------------------------------------------------------------------------
 
 
-def uniform(attention: Attention) -> Attention:
-    """J: every token looks equally at all tokens it may see."""
-    ones = torch.ones_like(attention)
-    if attention.shape[-1] > 1 and not bool(torch.triu(attention, diagonal=1).any()):
-        ones = ones.tril()
-    return ones / ones.sum(-1, keepdim=True)
-
-
 def attn_scale(attention: Attention, w: float) -> Attention:
-    """AttnScale, `J + (1 + w)(A - J)`: eigenvalues 1 and `(1 + w) l`."""
-    j = uniform(attention)
-    return j + (1 + w) * (attention - j)
+    return formulas.attnscale(attention, formulas.uniform_attention(attention), attention.new_tensor(w))
 
 
 def centred_attention(attention: Attention) -> Attention:
-    """Centered attention, `A - J`: eigenvalues 0 and `l`."""
-    return attention - uniform(attention)
+    return formulas.centered(attention, formulas.uniform_attention(attention))
 
 
 def gfsa(attention: Attention, w0: float, w1: float, w_k: float, k: float = 4) -> Attention:
-    """GFSA, `w0 I + w1 A + wK (A + (K - 1)(A^2 - A))`: the same polynomial of every eigenvalue."""
     eye = torch.eye(attention.shape[-1], dtype=attention.dtype, device=attention.device)
-    return w0 * eye + w1 * attention + w_k * (attention + (k - 1) * (attention @ attention - attention))
+    weights = (attention.new_tensor(w0), attention.new_tensor(w1), attention.new_tensor(w_k))
+    return formulas.gfsa(eye, attention, attention @ attention, *weights, order=k)
 
 
 def feat_scale(attention: Attention, t1: float, t2: float) -> Attention:
-    """FeatScale with one number per part, `(1 + t1) LC Y + (1 + t2) HC Y`, written as a change of attention.
-
-    LC and HC are over all tokens of the sequence, later ones too.
-    """
-    shared = attention.mean(1, keepdim=True).expand_as(attention)
-    return (1 + t1) * shared + (1 + t2) * (attention - shared)
+    """FeatScale with one number per part, written as a change of attention: `LC Y = J Y = (J A) V`."""
+    common = formulas.uniform_attention(attention) @ attention
+    return formulas.featscale(attention, common, attention.new_tensor(t1), attention.new_tensor(t2))
 
 
 # --- changed weights ------------------------------------------------------------------------------------------------
 
 
-def with_interval(weights: AttentionWeights, low: float, high: float) -> AttentionWeights:
-    """H replaced by `V diag(clip(psi, low, high)) V^T`: V from the value weights, psi the diagonal of H in it.
-
-    Heads take slices of the basis, so that they decouple; heads that share values share the eigenvalue equally. The
-    value bias keeps its effect on what all tokens share.
-    """
-    n_kv, d_head, group = weights.n_kv, weights.d_head, weights.n_heads // weights.n_kv
-    values = weights.w_v.double().flatten(0, 1)
-    shared = weights.w_o_shared.double().flatten(1)
-    basis = torch.linalg.qr(values.T).Q
-    psi = ((basis.T @ shared) * (values @ basis).T).sum(1).clamp(low, high)
-    output = (basis * psi / group).unflatten(1, (n_kv, d_head))
-    bias = weights.b_o
-    if weights.b_v is not None:
-        fed = shared @ weights.b_v.double().flatten()
-        bias = fed if bias is None else bias.double() + fed
-    return dataclasses.replace(
-        weights,
-        w_v=basis.T.unflatten(0, (n_kv, d_head)).contiguous(),
-        w_o=output.repeat_interleave(group, 1),
-        b_v=None,
-        b_o=bias,
-    )
-
-
-def _with_norms(layer: AttentionLayer, change: Callable[[Tensor], Tensor]) -> AttentionLayer:
+def _with_norms(
+    layer: AttentionLayer, change: Callable[[Tensor], Tensor], roles: Sequence[str] = SIGNED_NORMS
+) -> AttentionLayer:
     norms = {
-        role: Norm(kind=norm.kind, weight=change(norm.weight), bias=norm.bias)
+        role: dataclasses.replace(norm, weight=change(norm.weight)) if role in roles else norm
         for role, norm in layer.weights.norms.items()
     }
     return dataclasses.replace(layer, weights=dataclasses.replace(layer.weights, norms=norms))
+
+
+def _flipped(layer: AttentionLayer) -> AttentionLayer:
+    return _with_norms(layer, torch.neg, (flipped_norm(layer.weights.norms),))
 
 
 def _scaled(layer: AttentionLayer, factor: float) -> AttentionLayer:
@@ -177,17 +144,24 @@ def _no_biases(name: str) -> WhatIf:
     )
 
 
-def _interval(layer: AttentionLayer, low: float, high: float) -> AttentionLayer:
-    return dataclasses.replace(layer, weights=with_interval(layer.weights, low, high))
+def _interval(name: str, low: float, high: float) -> WhatIf:
+    """What `edit` with this interval would write, and `constrain` would start from."""
+    form = Form(low=low, high=high)
+    return WhatIf(
+        name=name,
+        layer=lambda layer: dataclasses.replace(layer, weights=kept_weights(layer.weights, form)),
+        attention=_same,
+        why_not=_too_many_channels,
+    )
 
 
 WHAT_IFS: dict[str, tuple[str, Builder, int, int]] = {
     "no_skip": ("", _layer_only(lambda layer: dataclasses.replace(layer, skip=0.0), None), 0, 0),
-    "flip_norms": ("", _layer_only(lambda layer: _with_norms(layer, torch.neg), _no_norm_on_branch), 0, 0),
+    "flip_norms": ("", _layer_only(_flipped, _no_norm_on_branch), 0, 0),
     "positive_norms": ("", _layer_only(lambda layer: _with_norms(layer, torch.abs), _no_norm_on_branch), 0, 0),
     "no_biases": ("", _no_biases, 0, 0),
     "scale": ("FACTOR", _layer_only(_scaled_map, None), 1, 1),
-    "interval": ("LOW,HIGH", _layer_only(_interval, _too_many_channels), 2, 2),
+    "interval": ("LOW,HIGH", _interval, 2, 2),
     "layerscale": ("GAIN", _layer_only(_scaled, None), 1, 1),
     "residual_scaling": ("LAYERS", _layer_only(lambda layer, count: _scaled(layer, count**-0.5), None), 1, 1),
     "attnscale": ("W", _attention_only(attn_scale), 1, 1),
@@ -223,6 +197,6 @@ def what_if(text: str) -> WhatIf:
         raise BadValue("what_if", text, f"{name}:{form}" if form else f"{name} alone")
     if name == "residual_scaling" and numbers[0] < 1:
         raise BadValue("what_if", text, "residual_scaling:LAYERS with at least one layer")
-    if name == "interval" and numbers[0] > numbers[1]:
-        raise BadValue("what_if", text, "interval:LOW,HIGH with LOW <= HIGH")
+    if name == "interval" and not numbers[0] < numbers[1]:
+        raise BadValue("what_if", text, "interval:LOW,HIGH with LOW < HIGH")
     return build(text.strip(), *numbers)

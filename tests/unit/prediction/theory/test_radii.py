@@ -186,3 +186,53 @@ def test_the_limit_of_a_head_has_rank_one(sign):
     assert verdict.regime == "smoothing"
     assert verdict.limit_rank == 1.0
     assert verdict.is_absolute
+
+
+def simulated_rank(operator, x, first=400, steps=240):
+    """Mean effective rank over many late repetitions, without the library's spectra."""
+    found = []
+    for step in range(first + steps):
+        x = operator.apply(x)
+        x = x / x.norm()
+        if step >= first:
+            s = torch.linalg.svdvals(x)
+            share = s / s.sum()
+            found.append(torch.special.entr(share).sum().exp().item())
+    return sum(found) / len(found)
+
+
+def sharpening_layers(is_pair, count):
+    """Layers that sharpen clearly, whose dominating eigenvalue is real, or one of a conjugate pair."""
+    found = []
+    for seed in range(2000):
+        source = generator(seed)
+        tokens, n_heads = 3 + seed % 4, 1 + seed % 2
+        path = ValuePath(w_v=normal(source, n_heads, 3, 6), w_o=-0.6 * normal(source, 6, n_heads, 3))
+        operator = LayerOperator(path=path, attention=random_attention(source, n_heads, tokens))
+        values = torch.linalg.eigvals(dense_reference(operator))
+        order = values.abs().argsort(descending=True)
+        leading = values[order[0]]
+        pairs = bool(leading.imag.abs() > 0.1 * leading.abs())
+        gap = values[order[2 if pairs else 1]].abs() / leading.abs()
+        if pairs == is_pair and gap < 0.95 and dc_radius(operator).value < 0.95 * leading.abs():
+            found.append((operator, normal(source, tokens, 6)))
+        if len(found) == count:
+            return found
+    raise AssertionError("too few layers of this kind")
+
+
+@pytest.mark.parametrize("is_dense", [True, False])
+@pytest.mark.parametrize("is_pair", [True, False])
+def test_the_rank_of_the_limit_is_that_of_a_simulation(is_pair, is_dense, monkeypatch):
+    if not is_dense:
+        monkeypatch.setattr(radii, "DENSE_AC", 0)
+    ranks = []
+    for operator, x in sharpening_layers(is_pair, 8):
+        verdict = asymptotics(operator)
+        assert verdict.regime == "sharpening"
+        assert verdict.dimension == 1 + is_pair
+        assert verdict.limit_rank == pytest.approx(simulated_rank(operator, x), rel=0.03)
+        if operator.path.n_heads == 1:  # a product of one vector over tokens and one over features; two where both turn
+            assert verdict.limit_rank <= 1 + is_pair + 1e-3
+        ranks.append(verdict.limit_rank)
+    assert not is_pair or max(ranks) > 1.5
