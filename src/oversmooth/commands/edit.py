@@ -11,24 +11,26 @@ from oversmooth.output.terminal.progress_bars import one_bar
 
 
 def edit(
-    target: Annotated[str, typer.Argument(help="Folder or file of a checkpoint on this machine.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
-    sharpen: Annotated[bool, typer.Option("--sharpen", help="Eigenvalues of H into [-1, 0].")] = False,
-    smooth: Annotated[bool, typer.Option("--smooth", help="Eigenvalues of H into [0, 1].")] = False,
-    interval: Annotated[tuple[float, float] | None, typer.Option(help="Eigenvalues of H into [LOW, HIGH].")] = None,
+    target: Annotated[str, typer.Argument(help="Local checkpoint: a folder or a file.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder to write to; must be new or empty.")],
+    sharpen: Annotated[bool, typer.Option("--sharpen", help="Move the eigenvalues of H into [-1, 0].")] = False,
+    smooth: Annotated[bool, typer.Option("--smooth", help="Move the eigenvalues of H into [0, 1].")] = False,
+    interval: Annotated[
+        tuple[float, float] | None, typer.Option(help="Move the eigenvalues of H into [LOW, HIGH].")
+    ] = None,
     scale_h: Annotated[float | None, typer.Option(help="Multiply H by this number.")] = None,
     flip_norm_signs: Annotated[
-        bool, typer.Option("--flip-norm-signs", help="Negate the attention's own norm.")
+        bool, typer.Option("--flip-norm-signs", help="Negate the weights of the attention's norm.")
     ] = False,
-    layers: Annotated[str | None, typer.Option(help="Layers to change, such as 6-11,14; all without it.")] = None,
-    stack: Annotated[str | None, typer.Option(help="Only this stack: encoder, decoder, text, vision.")] = None,
-    basis: Annotated[str, typer.Option(help="orthogonal, or general, which moves H less.")] = "orthogonal",
+    layers: Annotated[str | None, typer.Option(help="Layers to change, such as 6-11,14. Default: all.")] = None,
+    stack: Annotated[str | None, typer.Option(help="Change only this stack: encoder, decoder, text or vision.")] = None,
+    basis: Annotated[str, typer.Option(help="orthogonal, or general (moves H less).")] = "orthogonal",
     json: Json = False,
     model_type: ModelType = None,
     n_heads: Heads = None,
     n_kv: ValueHeads = None,
 ) -> None:
-    """Change the value maps of a checkpoint and write an ordinary one; prints how far each layer moved."""
+    """Change the value maps of a checkpoint, write an ordinary checkpoint and show how far each layer moved."""
     from oversmooth.control.edit import edit as edit_
     from oversmooth.output.terminal import tables
 

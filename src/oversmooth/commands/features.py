@@ -26,12 +26,12 @@ def measure(
     target: TargetArgument = None,
     data: DataOption = None,
     metrics: Annotated[
-        str | None, typer.Option(help="Names of metrics, separated by commas; `all` for every one that fits.")
+        str | None, typer.Option(help="Comma-separated metrics, or `all` for every metric that applies.")
     ] = None,
     at: Annotated[
-        str, typer.Option(help="Places: stream, norms, branches, all, or names separated by commas.")
+        str, typer.Option(help="Where to measure: stream, norms, branches, all, or a comma-separated list of places.")
     ] = "stream",
-    prefix_tokens: Annotated[str, typer.Option(help="CLS and register tokens: keep or drop.")] = "keep",
+    prefix_tokens: Annotated[str, typer.Option(help="What to do with CLS and register tokens: keep or drop.")] = "keep",
     max_samples: MaxSamples = None,
     batch_size: BatchSize = 8,
     max_tokens: MaxTokens = 128,
@@ -82,15 +82,15 @@ def predict(
     what_if: Annotated[
         list[str] | None,
         typer.Option(
-            help="Predict a changed layer too; can be repeated: no_skip, no_biases, flip_norms, positive_norms, "
+            help="Also predict each layer with this change; repeatable: no_skip, no_biases, flip_norms, positive_norms, "
             "scale:F, interval:LOW,HIGH, layerscale:G, attnscale:W, featscale:T1,T2, centered, gfsa:W0,W1,WK."
         ),
     ] = None,
     simulate: Annotated[
-        int, typer.Option(help="Iterate every layer so many times at fixed attention, on the first sequence.", min=0)
+        int, typer.Option(help="Iterate each layer this many times at fixed attention, on the first sequence.", min=0)
     ] = 0,
-    solve: Annotated[int, typer.Option(help="Sequences whose eigenvalue problems are solved.", min=1)] = 4,
-    heads: Annotated[bool, typer.Option("--heads", help="One more table with a row per head.")] = False,
+    solve: Annotated[int, typer.Option(help="Number of sequences whose eigenvalue problems are solved.", min=1)] = 4,
+    heads: Annotated[bool, typer.Option("--heads", help="Also print a table with one row per head.")] = False,
     max_samples: MaxSamples = None,
     batch_size: BatchSize = 8,
     max_tokens: MaxTokens = 128,
@@ -101,7 +101,7 @@ def predict(
     csv: CsvFile = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Say what the theory predicts for every layer, beside what is measured there, and where the two part."""
+    """Show what the theory predicts for every layer, next to what is measured there, and where they differ."""
     from oversmooth.output.terminal.prediction_tables import show_prediction
     from oversmooth.output.terminal.tables import write_csv
     from oversmooth.prediction.prediction import predict as predict_

@@ -18,21 +18,21 @@ def finetune(
     ],
     tasks: Annotated[
         str,
-        typer.Option(help="superglue for all, or of boolq,cb,copa,multirc,record,rte,wic,wsc,axb,axg, with commas."),
+        typer.Option(help="`superglue`, or a comma-separated list: boolq,cb,copa,multirc,record,rte,wic,wsc,axb,axg."),
     ] = "superglue",
-    seeds: Annotated[str, typer.Option(help="Seeds, with commas; each is a run of its own.")] = "0",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; one run per seed.")] = "0",
     data: Annotated[
         str | None,
-        typer.Option(help="Folder with the official jsonl folders, or a hub id; without it: aps/super_glue."),
+        typer.Option(help="Folder with the official jsonl folders, or a hub id. Default: aps/super_glue."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the runs and of results.json.")] = Path("finetune"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs and results.json.")] = Path("finetune"),
     setting: Annotated[
         str, typer.Option(help="superglue (10 epochs, rate 1e-5) or glue (5 epochs, rate 4e-5).")
     ] = "superglue",
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key: training.epochs=3; can be repeated.")
+        list[str] | None, typer.Option("--set", help="Override a setting: training.epochs=3; repeatable.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue; finished runs are kept.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue unfinished runs; finished ones are kept.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """Fine-tune an encoder on SuperGLUE: official metrics and prediction files, smoothing before and after."""
@@ -95,7 +95,7 @@ def _show(found: "FinetuneResult") -> None:
         table.add_row(TASKS[row.task].folder, words, f"{100 * row.mean:.1f}", spread, *changes)
     console.print(table)
     if found.overall is None:
-        typer.echo("Overall score: not shown, because it is the mean of all eight tasks.")
+        typer.echo("Overall score needs all eight tasks.")
         return
     mean = sum(found.overall) / len(found.overall)
     typer.echo(f"Overall score: {100 * mean:.1f} (seeds: {', '.join(f'{100 * v:.1f}' for v in found.overall)})")

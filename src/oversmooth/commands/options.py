@@ -8,28 +8,30 @@ import typer
 TargetArgument = Annotated[
     str | None,
     typer.Argument(
-        help="Folder, .safetensors/.bin/.pt/.gguf file, URL, hub id or timm name. Without it: the embedded MiniLM.",
+        help="Folder, .safetensors/.bin/.pt/.gguf file, URL, hub id or timm name. Default: the embedded MiniLM.",
         show_default=False,
     ),
 ]
-ModelType = Annotated[str | None, typer.Option(help="Family of a bare file; see `oversmooth architectures`.")]
+ModelType = Annotated[
+    str | None, typer.Option(help="Model type of a file without a config; see `oversmooth architectures`.")
+]
 DataOption = Annotated[
     str | None,
     typer.Option(
-        help="Text file or folder, image folder, .parquet/.jsonl/.csv, or NAME:SPLIT of `datasets`. "
-        "Without it: built-in samples."
+        help="Text file or folder, image folder, .parquet/.jsonl/.csv table, or NAME:SPLIT of a hub dataset. "
+        "Default: built-in samples."
     ),
 ]
 MaxSamples = Annotated[int | None, typer.Option(help="Stop after this many sequences.", min=1)]
 BatchSize = Annotated[int, typer.Option(help="Sequences per forward pass.", min=1)]
-MaxTokens = Annotated[int, typer.Option(help="Longer texts are cut at this many tokens.", min=2)]
+MaxTokens = Annotated[int, typer.Option(help="Truncate texts to this many tokens.", min=2)]
 Seed = Annotated[int, typer.Option(help="Seed of generated inputs.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; without it: where the model loads.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, ... Default: the device the model loads on.")]
 CsvFile = Annotated[Path | None, typer.Option(help="Also write the rows to this CSV file.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, in the library's own schema.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")]
 TrustRemoteCode = Annotated[bool, typer.Option(help="Allow code from the model's repository to run.")]
-Heads = Annotated[int | None, typer.Option(help="Number of heads, where no config says it.", min=1)]
-ValueHeads = Annotated[int | None, typer.Option(help="Number of value heads, where no config says it.", min=1)]
+Heads = Annotated[int | None, typer.Option(help="Number of attention heads, if no config gives it.", min=1)]
+ValueHeads = Annotated[int | None, typer.Option(help="Number of key/value heads, if no config gives it.", min=1)]
 
 
 def embedded_default() -> str:

@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 def report(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Models, or analyses saved with --save. Without any: the embedded MiniLM.", show_default=False
-        ),
+        typer.Argument(help="Models, or analyses saved with --save. Default: the embedded MiniLM.", show_default=False),
     ] = None,
     data: DataOption = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the page goes.")] = Path("report.html"),
-    save: Annotated[Path | None, typer.Option(help="Also save the analysis as JSON, to be opened again.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("report.html"),
+    save: Annotated[
+        Path | None, typer.Option(help="Also save the analysis as JSON; `report` and `compare` can open it again.")
+    ] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write PDF, PNG and SVG figures into this folder.")] = None,
-    run: Annotated[Path | None, typer.Option(help="Curves over training from the JSONL file of a monitor.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Show training curves from the JSONL file of a monitor instead.")
+    ] = None,
     max_samples: MaxSamples = None,
     batch_size: BatchSize = 8,
     max_tokens: MaxTokens = 128,
@@ -68,7 +70,7 @@ def report(
 def compare(
     targets: Annotated[list[str], typer.Argument(help="Two or more models, or analyses saved with `report --save`.")],
     data: DataOption = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the page goes.")] = Path("compare.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("compare.html"),
     max_samples: MaxSamples = None,
     batch_size: BatchSize = 8,
     max_tokens: MaxTokens = 128,

@@ -19,11 +19,11 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help="cpu: run it here, scaled down. full: print the GPU commands of the paper's own scale.")
     ] = "cpu",
-    out: Annotated[Path, typer.Option(help="Folder of the results and runs; a stopped run goes on there.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for results and runs; a stopped run continues there.")] = Path(
         "reproduction"
     ),
     model: Annotated[
-        list[str] | None, typer.Option("--model", help="A pretrained model to survey, beside those found; repeat it.")
+        list[str] | None, typer.Option("--model", help="Also survey this pretrained model; repeatable.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Seeds per variant.", min=2)] = 3,
 ) -> None:

@@ -24,21 +24,24 @@ def train(
         ),
     ] = "vanilla",
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key: section.key=value; can be repeated.")
+        list[str] | None, typer.Option("--set", help="Override a setting: section.key=value; repeatable.")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Archive, folder or hub id to train on; without it: what the recipe names.", metavar="PATH"),
+        typer.Option(help="Archive, folder or hub id to train on. Default: the recipe's own source.", metavar="PATH"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; without it: RECIPE-VARIANT-seedN here.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Folder for the run. Default: RECIPE-VARIANT-seedN in the current folder.", show_default=False
+        ),
     ] = None,
-    fraction: Annotated[float, typer.Option(help="Train on this share of every class.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of weights, order and augmentation.", min=0)] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint of the folder.")] = False,
+    fraction: Annotated[float, typer.Option(help="Train on this fraction of every class.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed for weights, data order and augmentation.", min=0)] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in the folder.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Train a model by a recipe, from a seed to an ordinary checkpoint with its analysis."""
+    """Train a model with a recipe: from a seed to an ordinary checkpoint and its analysis."""
     import shlex
     import sys
 

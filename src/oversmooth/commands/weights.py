@@ -20,8 +20,10 @@ from oversmooth.output.whole_files import require_writable
 
 def inspect(
     target: TargetArgument = None,
-    full: Annotated[bool, typer.Option(help="Every eigenvalue of wide layers too, not only the extremes.")] = False,
-    heads: Annotated[bool, typer.Option("--heads", help="One more table with a row per head.")] = False,
+    full: Annotated[
+        bool, typer.Option(help="Compute every eigenvalue of wide layers too, not just the extremes.")
+    ] = False,
+    heads: Annotated[bool, typer.Option("--heads", help="Also print a table with one row per head.")] = False,
     json: Json = False,
     csv: CsvFile = None,
     model_type: ModelType = None,

@@ -4,11 +4,12 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import sqrt
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
+from oversmooth.errors import MissingDependency
 from oversmooth.training.recipes.language.superglue.tasks import MAIN, Example, Task
 
 Scores = NDArray[numpy.floating]
@@ -55,20 +56,17 @@ def overall(scores: Mapping[str, float]) -> float | None:
 
 
 def accuracy(golds: Sequence[int], guesses: Sequence[int]) -> float:
-    return sum(a == b for a, b in zip(golds, guesses, strict=True)) / len(golds)
+    return float(_scikit_learn().accuracy_score(golds, guesses))
 
 
 def f1(golds: Sequence[int], guesses: Sequence[int], positive: int) -> float:
     """`2 TP / (2 TP + FP + FN)` of one label; 0 where it is neither there nor guessed."""
-    hits = sum(a == b == positive for a, b in zip(golds, guesses, strict=True))
-    total = sum(a == positive for a in golds) + sum(b == positive for b in guesses)
-    return 2 * hits / total if total else 0.0
+    return float(_scikit_learn().f1_score(golds, guesses, labels=[positive], average="macro", zero_division=0.0))
 
 
 def macro_f1(golds: Sequence[int], guesses: Sequence[int]) -> float:
     """Mean of the F1 of every label that is there or guessed, each of equal weight."""
-    labels = sorted(set(golds) | set(guesses))
-    return sum(f1(golds, guesses, label) for label in labels) / len(labels)
+    return float(_scikit_learn().f1_score(golds, guesses, average="macro", zero_division=0.0))
 
 
 def exact_groups(golds: Sequence[int], guesses: Sequence[int], groups: Sequence[tuple[int, ...]]) -> float:
@@ -81,10 +79,17 @@ def exact_groups(golds: Sequence[int], guesses: Sequence[int], groups: Sequence[
 
 def matthews(golds: Sequence[int], guesses: Sequence[int]) -> float:
     """Correlation of two binary labels, in [-1, 1]; 0 where one of them never changes."""
-    pairs = Counter(zip(golds, guesses, strict=True))
-    tp, tn, fp, fn = pairs[1, 1], pairs[0, 0], pairs[0, 1], pairs[1, 0]
-    below = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
-    return (tp * tn - fp * fn) / sqrt(below) if below else 0.0
+    if len({*golds, *guesses}) == 1:  # scikit-learn's answer is the same, with a warning
+        return 0.0
+    return float(_scikit_learn().matthews_corrcoef(golds, guesses))
+
+
+def _scikit_learn() -> Any:
+    try:
+        from sklearn import metrics
+    except ImportError as error:
+        raise MissingDependency("scikit-learn", "train", "scoring") from error
+    return metrics
 
 
 def parity(guesses: Sequence[int], pairs: Sequence[int]) -> float:
