@@ -25,7 +25,8 @@ from scipy.optimize import linear_sum_assignment
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.results import HeadSpectrum, Spectrum
 from oversmooth.spectra.inspection import in_order
-from oversmooth.spectra.spectrum import head_spectra, plain_map, spectrum
+from oversmooth.spectra.spectrum import head_spectra, spectrum
+from oversmooth.spectra.value_map import plain_map
 
 LAYERS, WIDTH, HEADS, D_HEAD = 12, 768, 12, 64
 SCALE = 0.04

@@ -34,7 +34,8 @@ from oversmooth.models.provenance import provenance_of
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.store import ReadLog
 from oversmooth.results import Control, HeadMove, LayerControl, Spectrum
-from oversmooth.spectra.spectrum import DENSE_UP_TO, plain_map, spectrum
+from oversmooth.spectra.spectrum import DENSE_UP_TO, spectrum
+from oversmooth.spectra.value_map import plain_map
 
 INITS = ("keep", "fresh")
 

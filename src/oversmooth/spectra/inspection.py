@@ -23,15 +23,8 @@ from oversmooth.results import (
     StackFacts,
     no_progress,
 )
-from oversmooth.spectra.spectrum import (
-    DENSE_UP_TO,
-    bias_norm,
-    folded_map,
-    head_spectra,
-    plain_map,
-    spectrum,
-    value_norm_and_asymmetry,
-)
+from oversmooth.spectra.spectrum import DENSE_UP_TO, head_spectra, spectrum
+from oversmooth.spectra.value_map import bias_norm, folded_map, plain_map, value_norm_and_asymmetry
 
 T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -13,7 +13,8 @@ from oversmooth.errors import BadValue
 from oversmooth.measurement.measurement import measure
 from oversmooth.measurement.metrics import Choice
 from oversmooth.models.opening import open_source
-from oversmooth.spectra.spectrum import plain_map, spectrum
+from oversmooth.spectra.spectrum import spectrum
+from oversmooth.spectra.value_map import plain_map
 
 Logger = Callable[[dict[str, float], int], None]
 """Called with flat names and numbers, and the step."""

@@ -11,17 +11,9 @@ from scipy.optimize import linear_sum_assignment
 
 from oversmooth.models.canonical import AttentionWeights, Norm
 from oversmooth.spectra import spectrum as spectra
-from oversmooth.spectra.spectrum import (
-    ValueMap,
-    bias_norm,
-    eigenvalue_condition,
-    folded_map,
-    head_cores,
-    head_spectra,
-    plain_map,
-    spectrum,
-    value_norm_and_asymmetry,
-)
+from oversmooth.spectra.conditioning import eigenvalue_condition
+from oversmooth.spectra.spectrum import head_cores, head_spectra, spectrum
+from oversmooth.spectra.value_map import ValueMap, bias_norm, folded_map, plain_map, value_norm_and_asymmetry
 
 F64 = torch.float64
 SHAPES = {  # d_model, n_heads, n_kv, d_head

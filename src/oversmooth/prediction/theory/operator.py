@@ -16,7 +16,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from oversmooth.models.canonical import AttentionWeights, summed_over_groups
-from oversmooth.spectra.spectrum import ValueMap
+from oversmooth.spectra.value_map import ValueMap
 
 View = Literal["plain", "branch", "folded"]
 """`plain`: value and output weights alone. `branch`: with every norm and gain that acts on the attention branch.

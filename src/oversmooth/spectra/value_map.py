@@ -1,0 +1,122 @@
+"""The value map of an attention layer, plain and with its norms folded in, kept as the product of its factors.
+
+`H = W_V W_O` in the row convention of the paper is the transpose of `W_O W_V` here; the eigenvalues are the same.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from oversmooth.models.canonical import AttentionWeights, summed_over_groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueMap:
+    """The map M that a layer adds to what all tokens share, `x -> x + M x`, as a product `left @ right` plus `extra`.
+
+    `extra` is present only for post-norm layers with the norm folded in, where M is not of low rank.
+    """
+
+    left: Float[Tensor, "d_model channel"]
+    right: Float[Tensor, "channel d_model"]
+    extra: Callable[[Float[Tensor, "d_model column"]], Float[Tensor, "d_model column"]] | None = None
+
+    @property
+    def size(self) -> int:
+        return self.left.shape[0]
+
+    @property
+    def has_forced_zeros(self) -> bool:
+        """Whether there are fewer channels than the width, so that some eigenvalues are exactly zero."""
+        return self.extra is None and self.left.shape[1] < self.size
+
+    @property
+    def core_size(self) -> int:
+        return self.left.shape[1] if self.has_forced_zeros else self.size
+
+    def apply(self, x: Float[Tensor, "d_model column"]) -> Float[Tensor, "d_model column"]:
+        product = self.left @ (self.right @ x)
+        return product if self.extra is None else self.extra(x + product) - x
+
+    @cached_property
+    def core(self) -> Float[Tensor, "core core"]:
+        """The smallest matrix with the same nonzero eigenvalues."""
+        if self.has_forced_zeros:
+            return self.right @ self.left
+        product = self.left @ self.right
+        if self.extra is None:
+            return product
+        eye = torch.eye(self.size, dtype=self.left.dtype, device=self.left.device)
+        return self.extra(eye + product) - eye
+
+
+def plain_map(weights: AttentionWeights, dtype: torch.dtype) -> ValueMap:
+    """`M = W_O W_V`, with the output weights of heads that share values summed."""
+    return ValueMap(
+        left=summed_over_groups(weights.w_o, weights.n_kv, dtype).flatten(1), right=weights.w_v.to(dtype).flatten(0, 1)
+    )
+
+
+def folded_map(
+    weights: AttentionWeights, dtype: torch.dtype, plain: ValueMap | None = None
+) -> tuple[ValueMap, str] | None:
+    """The map with the attention sub-block's own norm weights and gain folded in, at unit token scale, and in words.
+
+    In the row convention: pre-norm and parallel `C G H g`, post-norm `(I + H g) C G - I`, a norm on the branch
+    `... H C' G' g`; G is the norm's weight, C the centring of a LayerNorm, g the branch gain. `None` without norms.
+    A `plain` map that is already there is taken instead of building it again.
+    """
+    before = weights.norms.get("attn_norm")
+    branch = weights.norms.get("attn_branch_norm")
+    if before is None and branch is None and weights.gain is None:
+        return None
+    plain = plain or plain_map(weights, dtype)
+    left, right, words = plain.left, plain.right, []
+    if before is not None and weights.residual != "post":
+        right = right * before.weight.to(dtype)
+        right = right - right.mean(1, keepdim=True) if before.kind == "layer" else right
+        words.append("norm before attention")
+    if branch is not None:
+        left = left - left.mean(0) if branch.kind == "layer" else left
+        left = branch.weight.to(dtype)[:, None] * left
+        words.append("norm on the branch")
+    if weights.gain is not None:
+        left = weights.gain.to(dtype)[:, None] * left
+        words.append("branch gain")
+    if before is None or weights.residual != "post":
+        return ValueMap(left=left, right=right), ", ".join(words)
+    weight, is_centred = before.weight.to(dtype)[:, None], before.kind == "layer"
+
+    def norm_after(x: Float[Tensor, "d_model column"]) -> Float[Tensor, "d_model column"]:
+        return weight * (x - x.mean(0) if is_centred else x)
+
+    return ValueMap(left=left, right=right, extra=norm_after), ", ".join([*words, "norm after the sum"])
+
+
+def value_norm_and_asymmetry(value_map: ValueMap) -> tuple[float, float | None]:
+    """`norm(H)` and `norm(H - H^T) / (2 norm(H))`, Frobenius, for a map without `extra`.
+
+    Of low-rank maps H is not formed: `norm(H - H^T)^2 = 2 norm(H)^2 - 2 tr(H H)`, and the Gram matrices of the factors
+    give both. The asymmetry of H = 0 does not exist.
+    """
+    assert value_map.extra is None, "asked for a plain map, whose factors are all there is"
+    left, right, core = value_map.left, value_map.right, value_map.core
+    if value_map.has_forced_zeros:
+        square = ((left.T @ left) * (right @ right.T)).sum()
+        twice_skew = (2 * (square - (core * core.T).sum())).clamp(min=0).sqrt()
+        norm = square.clamp(min=0).sqrt().item()
+    else:
+        norm, twice_skew = torch.linalg.matrix_norm(core).item(), torch.linalg.matrix_norm(core - core.T)
+    return (norm, twice_skew.item() / (2 * norm)) if norm else (0.0, None)
+
+
+def bias_norm(weights: AttentionWeights, dtype: torch.dtype) -> float:
+    """Length of `W_O b_V`, which attention adds to every token alike because its rows sum to one."""
+    if weights.b_v is None:
+        return 0.0
+    summed = summed_over_groups(weights.w_o, weights.n_kv, dtype).flatten(1)
+    return (summed @ weights.b_v.to(dtype).flatten()).norm().item()
