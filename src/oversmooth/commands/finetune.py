@@ -72,13 +72,13 @@ def _show(found: "FinetuneResult") -> None:
     """One row per task: metrics, score with its spread, and smoothing before and after."""
     from rich.markup import escape
 
-    from oversmooth.output.terminal.tables import _console, _table
+    from oversmooth.output.terminal.tables import new_table, open_console
     from oversmooth.training.recipes.language.superglue.tasks import TASKS
 
     def number(value: float | None, digits: int = 3) -> str:
         return "-" if value is None else f"{value:.{digits}f}"
 
-    console, table = _console(), _table()
+    console, table = open_console(), new_table()
     console.print(escape(f"{found.checkpoint}, seeds {', '.join(map(str, found.seeds))}"), style="bold", soft_wrap=True)
     for name in ("task", "metrics", "score", "spread", "cosine", "HFC/LFC", "smoothing layers"):
         table.add_column(name, justify="left" if name in ("task", "metrics") else "right", no_wrap=True)

@@ -85,15 +85,8 @@ def resolve(arch: Arch, names: Collection[str]) -> tuple[StackNames, ...]:
     """
     without_values: list[str] = []
     for block in _alternates(arch.paths.block):
-        found: dict[str, dict[int, str]] = {}
-        outputs = "|".join(re.escape(_tensor(path, "weight")) for path in _alternates(arch.paths.o))
-        pattern = re.compile(_block_pattern(block) + rf"\.(?:{outputs})")
-        for name in names:
-            if match := pattern.fullmatch(name):
-                path = match["prefix"] + match["block"]
-                found.setdefault(match["prefix"], {})[int(match["i"])] = path
         stacks = []
-        for prefix, blocks in found.items():
+        for prefix, blocks in _blocks_by_prefix(arch, block, names).items():
             resolved = [_resolve_block(arch, i, path, names) for i, path in sorted(blocks.items())]
             kept = [block for block in resolved if block is not None]
             if len(kept) < len(resolved) and not (arch.is_hybrid and kept):
@@ -108,15 +101,7 @@ def resolve(arch: Arch, names: Collection[str]) -> tuple[StackNames, ...]:
                     )
                 )
         for stack in stacks:
-            indices = [block.index for block in stack.blocks]
-            if not arch.is_hybrid and len(indices) != stack.blocks_in_model:
-                known = set(indices)
-                absent = islice((i for i in range(stack.blocks_in_model) if i not in known), 8)
-                raise AdapterMismatch(
-                    arch.name,
-                    f"attention weights in all {stack.blocks_in_model} blocks",
-                    f"none in blocks {', '.join(map(str, absent))} (a missing shard, or a hybrid model)",
-                )
+            _require_all_blocks(arch, stack)
         if stacks:
             return tuple(stacks)
     if without_values:
@@ -124,6 +109,28 @@ def resolve(arch: Arch, names: Collection[str]) -> tuple[StackNames, ...]:
         expected = f"values beside every output projection, such as {without_values[0]}.{_tensor(path, 'weight')}"
         raise AdapterMismatch(arch.name, expected, f"none in {some_of(without_values)}")
     return ()
+
+
+def _blocks_by_prefix(arch: Arch, block: str, names: Collection[str]) -> dict[str, dict[int, str]]:
+    """Paths of the blocks that have an output projection, by prefix and number."""
+    found: dict[str, dict[int, str]] = {}
+    outputs = "|".join(re.escape(_tensor(path, "weight")) for path in _alternates(arch.paths.o))
+    pattern = re.compile(_block_pattern(block) + rf"\.(?:{outputs})")
+    for name in names:
+        if match := pattern.fullmatch(name):
+            found.setdefault(match["prefix"], {})[int(match["i"])] = match["prefix"] + match["block"]
+    return found
+
+
+def _require_all_blocks(arch: Arch, stack: StackNames) -> None:
+    known = {block.index for block in stack.blocks}
+    if not arch.is_hybrid and len(stack.blocks) != stack.blocks_in_model:
+        absent = islice((i for i in range(stack.blocks_in_model) if i not in known), 8)
+        raise AdapterMismatch(
+            arch.name,
+            f"attention weights in all {stack.blocks_in_model} blocks",
+            f"none in blocks {', '.join(map(str, absent))} (a missing shard, or a hybrid model)",
+        )
 
 
 def _count(block: str, prefix: str, names: Collection[str]) -> int:

@@ -27,7 +27,7 @@ from oversmooth.prediction.theory.layer import AttentionLayer
 from oversmooth.prediction.theory.sample import Changed, LayerSample, sample_layer
 from oversmooth.prediction.theory.what_if import WhatIf
 from oversmooth.prediction.verdicts import layer_verdict
-from oversmooth.results.prediction import LayerPrediction
+from oversmooth.results.layer_prediction import LayerPrediction
 
 IDENTITY = {torch.float64: 1e-3, torch.float32: 1e-3}
 """How far rung 5 may be from the measurement; in half precision, whose branches carry three digits, 0.1."""

@@ -16,7 +16,8 @@ from oversmooth.prediction.theory.depth import DepthGrowth
 from oversmooth.prediction.theory.what_if import what_if
 from oversmooth.prediction.verdicts import agreements, stack_verdict
 from oversmooth.results import Missing, Progress, no_progress
-from oversmooth.results.prediction import Agreement, DepthPrediction, LayerPrediction, Prediction, Statement
+from oversmooth.results.layer_prediction import LayerPrediction, Statement
+from oversmooth.results.prediction import Agreement, DepthPrediction, Prediction
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 SOLVED = 4

@@ -12,7 +12,7 @@ from oversmooth.prediction.theory.ladder import RUNGS, carrying_step, explaining
 from oversmooth.prediction.theory.layer import AttentionLayer
 from oversmooth.prediction.theory.sample import Changed, ChangedSample, LayerSample
 from oversmooth.results import Missing
-from oversmooth.results.prediction import (
+from oversmooth.results.layer_prediction import (
     Asymptotic,
     HeadPrediction,
     LayerPrediction,
@@ -61,11 +61,6 @@ def summarise(
     acting = "plain" if layer.branch is layer.plain else "folded"
     plain = _asymptotic("plain", [sample.plain for sample in solved])
     folded = _asymptotic("folded", [sample.folded for sample in solved]) if layer.folded is not None else None
-    differences = [
-        abs(sample.rungs[-1] - sample.measured)
-        for sample in samples
-        if sample.rungs[-1] is not None and sample.measured is not None
-    ]
     scale, _, _ = mean_and_error(sample.scale for sample in samples)
     spread, _, _ = mean_and_error(sample.scale_spread for sample in samples)
     heads = _heads(layer, solved, scale or 1.0)
@@ -87,7 +82,7 @@ def summarise(
         measured_sequences=count,
         measured_interval=seen,
         direction="" if measured is None else direction(measured, seen),
-        identity_error=max(differences, default=0.0),
+        identity_error=_identity_error(samples),
         carries=carrying_step(means),
         explained_from=None if measured is None else explaining_rung(means, measured),
         heads=heads,
@@ -95,6 +90,12 @@ def summarise(
         simulation=_simulation(samples),
         missing=_missing(layer, measured, error, heads, means),
     )
+
+
+def _identity_error(samples: Sequence[LayerSample]) -> float:
+    """The largest distance of the last rung, which has everything in, from the measurement."""
+    pairs = [(sample.rungs[-1], sample.measured) for sample in samples]
+    return max((abs(last - found) for last, found in pairs if last is not None and found is not None), default=0.0)
 
 
 def _missing(
@@ -153,17 +154,7 @@ def _asymptotic(view: str, solved: Sequence[Asymptotics | None]) -> Asymptotic:
     counts: Counter[str] = Counter(found.regime for found in known)
     regime = _regime(counts)
     ranks, _, _ = mean_and_error(found.limit_rank for found in known)
-    missing = []
-    if exponent is None:
-        missing.append(Missing(field="exponent", reason="rho_dc or rho_ac is zero"))
-    if error is None:
-        missing.append(Missing(field="standard_error", reason="fewer than two sequences were solved"))
     is_flat = not exponent or regime == "neutral"
-    if is_flat:
-        missing.append(Missing(field="half_life", reason="HFC/LFC neither falls nor grows"))
-    if ranks is None:
-        reason = "the limit was not computed: attention is causal, neither part dominates, or many directions tie"
-        missing += [Missing(field=name, reason=reason) for name in ("limit_rank", "angle_convergence")]
     return Asymptotic(
         view=view,
         rho_dc=_mean(found.dc.value for found in known),
@@ -186,8 +177,24 @@ def _asymptotic(view: str, solved: Sequence[Asymptotics | None]) -> Asymptotic:
         route=" and ".join(sorted({found.ac.route for found in known})),
         residual=max(found.ac.residual for found in known),
         applications=_mean(float(found.ac.applications) for found in known),
-        missing=tuple(missing),
+        missing=_missing_asymptotics(exponent, error, ranks, is_flat),
     )
+
+
+def _missing_asymptotics(
+    exponent: float | None, error: float | None, ranks: float | None, is_flat: bool
+) -> tuple[Missing, ...]:
+    missing = []
+    if exponent is None:
+        missing.append(Missing(field="exponent", reason="rho_dc or rho_ac is zero"))
+    if error is None:
+        missing.append(Missing(field="standard_error", reason="fewer than two sequences were solved"))
+    if is_flat:
+        missing.append(Missing(field="half_life", reason="HFC/LFC neither falls nor grows"))
+    if ranks is None:
+        reason = "the limit was not computed: attention is causal, neither part dominates, or many directions tie"
+        missing += [Missing(field=name, reason=reason) for name in ("limit_rank", "angle_convergence")]
+    return tuple(missing)
 
 
 def _heads(layer: AttentionLayer, solved: Sequence[LayerSample], scale: float) -> tuple[HeadPrediction, ...]:

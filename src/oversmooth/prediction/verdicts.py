@@ -8,7 +8,8 @@ from oversmooth.prediction.guarantee import EQUAL_SCALES, Guarantee
 from oversmooth.prediction.theory.agreement import rank_correlation, sign_agreement
 from oversmooth.prediction.theory.ladder import RUNGS, STEPS
 from oversmooth.results import Missing, signed
-from oversmooth.results.prediction import Agreement, Asymptotic, DepthPrediction, LayerPrediction, Statement
+from oversmooth.results.layer_prediction import Asymptotic, LayerPrediction, Statement
+from oversmooth.results.prediction import Agreement, DepthPrediction
 
 PROVED, COMPUTED, OBSERVED = "proved", "computed", "observed"
 AT_ATTENTION = "computed at measured attention"

@@ -22,19 +22,17 @@ from oversmooth.results.base import (
 )
 from oversmooth.results.control import Applied, Control, HeadMove, LayerControl
 from oversmooth.results.inspection import HeadSpectrum, Inspection, LayerInspection, NormFacts, Spectrum, StackFacts
-from oversmooth.results.measurement import Attribution, DataFacts, KindChange, Measurement, Part, PlaceValue
-from oversmooth.results.prediction import (
-    Agreement,
+from oversmooth.results.layer_prediction import (
     Asymptotic,
-    DepthPrediction,
     HeadPrediction,
     LayerPrediction,
-    Prediction,
     Rung,
     SimulatedStep,
     Statement,
     WhatIfPrediction,
 )
+from oversmooth.results.measurement import Attribution, DataFacts, KindChange, Measurement, Part, PlaceValue
+from oversmooth.results.prediction import Agreement, DepthPrediction, Prediction
 from oversmooth.results.verification import LayerCheck, Verification
 
 __all__ = [

@@ -6,7 +6,6 @@ K value channels (`n_kv * d_head`) and width d, the nonzero eigenvalues of the d
 extremes only. Everything is computed in float64, or in float32 where asked; never in half precision.
 """
 
-
 import torch
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor

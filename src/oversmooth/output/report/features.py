@@ -135,28 +135,7 @@ def _ends(measurement: Measurement, metric: str) -> str:
 
 def attribution_section(measurement: Measurement) -> Section:
     """Attention, feed-forward and norms: what each did to log(HFC/LFC), in total and per layer."""
-    blocks = []
-    for attribution in measurement.attributions:
-        suffix = f"-{attribution.stack}" if attribution.stack else ""
-        name = f" ({attribution.stack})" if attribution.stack else ""
-        blocks.append(
-            Pair(
-                plots=(
-                    Plot(
-                        id=f"waterfall{suffix}",
-                        figure=_waterfall(attribution),
-                        caption=f"From embedding to output{name}: what each kind of sub-block did. Down smooths.",
-                        alt=f"Waterfall: {attribution_words(attribution)}.",
-                    ),
-                    Plot(
-                        id=f"parts{suffix}",
-                        figure=_parts_per_depth(attribution),
-                        caption=f"The same per layer{name}. Below 0 smooths; the line is the sum.",
-                        alt="Stacked bars per layer of the same parts; the table has the numbers.",
-                    ),
-                )
-            )
-        )
+    blocks = [_attribution_plots(attribution) for attribution in measurement.attributions]
     rows = [
         {
             "stack": p.stack,
@@ -178,6 +157,28 @@ def attribution_section(measurement: Measurement) -> Section:
             "exactly to the change from embedding to output."
         ),
         blocks=[*blocks, table_of("attribution-parts", "Change per sub-block", rows)],
+    )
+
+
+def _attribution_plots(attribution: Attribution) -> Pair:
+    """The sum of each kind of sub-block, and the same per layer."""
+    suffix = f"-{attribution.stack}" if attribution.stack else ""
+    name = f" ({attribution.stack})" if attribution.stack else ""
+    return Pair(
+        plots=(
+            Plot(
+                id=f"waterfall{suffix}",
+                figure=_waterfall(attribution),
+                caption=f"From embedding to output{name}: what each kind of sub-block did. Down smooths.",
+                alt=f"Waterfall: {attribution_words(attribution)}.",
+            ),
+            Plot(
+                id=f"parts{suffix}",
+                figure=_parts_per_depth(attribution),
+                caption=f"The same per layer{name}. Below 0 smooths; the line is the sum.",
+                alt="Stacked bars per layer of the same parts; the table has the numbers.",
+            ),
+        )
     )
 
 

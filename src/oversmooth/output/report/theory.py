@@ -79,29 +79,6 @@ def head_exponents(prediction: Prediction) -> dict[tuple[str, int, int], float]:
 def ladder_section(prediction: Prediction) -> Section:
     """From the theorem to the measurement, layer by layer, and how well each rung agrees over all layers."""
     steps = [_ladder(layer) for layer in prediction.layers]
-    agreements = [
-        {
-            "stack": item.stack,
-            "rung": f"{item.rung} {item.name}",
-            "uses": RUNG_WORDS[item.rung],
-            "right sign": item.sign_agreement,
-            "rank correlation": item.rank_correlation,
-            "mean error": item.mean_error,
-        }
-        for item in prediction.agreements
-    ]
-    rows = [
-        {
-            "layer": place_name(layer),
-            "one pass": layer.direction or "not measured",
-            "measured": layer.measured,
-            "if repeated": layer.regime,
-            **{f"rung {rung.rung}": rung.mean for rung in layer.rungs},
-            "carried by": layer.carries or "",
-            "right from rung": layer.explained_from,
-        }
-        for layer in prediction.layers
-    ]
     blocks: list[Block] = []
     if steps:
         blocks.append(
@@ -116,9 +93,9 @@ def ladder_section(prediction: Prediction) -> Section:
                 slider=Slider(count=len(steps), first=steps[0]["words"]),
             )
         )
-    blocks.append(table_of("ladder-table", "The ladder of every layer", rows))
+    blocks.append(table_of("ladder-table", "The ladder of every layer", _ladder_rows(prediction)))
     blocks.append(Words(text="How well each rung agrees with the measurement, over all layers:"))
-    blocks.append(table_of("agreement", "Agreement of each rung", agreements))
+    blocks.append(table_of("agreement", "Agreement of each rung", _agreement_rows(prediction)))
     return Section(
         id="ladder-section",
         title="From the theorem to the measurement",
@@ -128,6 +105,35 @@ def ladder_section(prediction: Prediction) -> Section:
         ),
         blocks=blocks,
     )
+
+
+def _ladder_rows(prediction: Prediction) -> list[dict[str, Any]]:
+    return [
+        {
+            "layer": place_name(layer),
+            "one pass": layer.direction or "not measured",
+            "measured": layer.measured,
+            "if repeated": layer.regime,
+            **{f"rung {rung.rung}": rung.mean for rung in layer.rungs},
+            "carried by": layer.carries or "",
+            "right from rung": layer.explained_from,
+        }
+        for layer in prediction.layers
+    ]
+
+
+def _agreement_rows(prediction: Prediction) -> list[dict[str, Any]]:
+    return [
+        {
+            "stack": item.stack,
+            "rung": f"{item.rung} {item.name}",
+            "uses": RUNG_WORDS[item.rung],
+            "right sign": item.sign_agreement,
+            "rank correlation": item.rank_correlation,
+            "mean error": item.mean_error,
+        }
+        for item in prediction.agreements
+    ]
 
 
 def _ladder(layer: LayerPrediction) -> dict[str, Any]:

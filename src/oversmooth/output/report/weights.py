@@ -160,9 +160,29 @@ def heads_section(inspection: Inspection, exponents: dict[tuple[str, int, int], 
         ]
         for layer in layers
     ]
+    kind = (
+        "predicted exponent of the head alone" if predicted else "-log ρ_dc of the head's weights (uniform attention)"
+    )
+    return Section(
+        id="heads",
+        title="Heads",
+        lead="Blue smooths, orange sharpens, if this head acted alone.",
+        blocks=[
+            Plot(
+                id="head-map",
+                figure=_head_map(layers, z),
+                caption=f"Each cell is the {kind}.",
+                alt=f"Heat map of layers by heads: {kind}.",
+            )
+        ],
+    )
+
+
+def _head_map(layers: Sequence[LayerInspection], z: Sequence[Sequence[float | None]]) -> dict[str, Any]:
+    """Heat map of layers by heads, the same distance from zero in the same strength of colour."""
     reach = max((abs(value) for row in z for value in row if value is not None), default=1.0) or 1.0
     widest = max(len(layer.heads) for layer in layers)
-    figure = {
+    return {
         "traces": [
             {
                 "type": "heatmap",
@@ -185,22 +205,6 @@ def heads_section(inspection: Inspection, exponents: dict[tuple[str, int, int], 
             "yaxis": {"autorange": "reversed", "type": "category"},
         },
     }
-    kind = (
-        "predicted exponent of the head alone" if predicted else "-log ρ_dc of the head's weights (uniform attention)"
-    )
-    return Section(
-        id="heads",
-        title="Heads",
-        lead="Blue smooths, orange sharpens, if this head acted alone.",
-        blocks=[
-            Plot(
-                id="head-map",
-                figure=figure,
-                caption=f"Each cell is the {kind}.",
-                alt=f"Heat map of layers by heads: {kind}.",
-            )
-        ],
-    )
 
 
 def norms_section(inspection: Inspection) -> Section | None:

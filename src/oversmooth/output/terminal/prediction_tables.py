@@ -6,9 +6,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from oversmooth.output.terminal.tables import _console, _table
+from oversmooth.output.terminal.tables import new_table, open_console
 from oversmooth.results import Row, format_cell, signed
-from oversmooth.results.prediction import Asymptotic, LayerPrediction, Prediction
+from oversmooth.results.layer_prediction import Asymptotic, LayerPrediction
+from oversmooth.results.prediction import Prediction
 
 COLOURS = {
     "no clear change": "dim",
@@ -21,7 +22,7 @@ COLOURS = {
 
 def show_prediction(result: Prediction, *, heads: bool = False) -> None:
     """Prints everything the prediction holds; details of every layer's verdict are in the JSON."""
-    console = _console()
+    console = open_console()
     console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
     data = result.data
     partial = " (interrupted: partial)" if result.is_partial else ""
@@ -57,7 +58,7 @@ def _remarks(layer: LayerPrediction) -> list[str]:
 
 def _theorem_table(stack: str, layers: Sequence[LayerPrediction]) -> Table:
     """Infinite repetition: without and with the norms."""
-    table = _table()
+    table = new_table()
     table.title, table.title_justify = f"{stack + ': ' if stack else ''}iterated at fixed attention", "left"
     for name in ("layer", "view", "rho_dc", "rho_ac", "exponent", "half-life", "rank", "residual", "if repeated"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -89,7 +90,7 @@ def _theorem_cells(layer: LayerPrediction, found: Asymptotic) -> list[str]:
 
 def _ladder_table(result: Prediction, stack: str, layers: Sequence[LayerPrediction]) -> Table:
     """Rungs 0 to 5 beside what was measured."""
-    table = _table()
+    table = new_table()
     title = "change of log(HFC/LFC) across attention: measured, and from the theorem (rung 0) to it; below 0 smooths"
     table.title, table.title_justify = f"{stack + ': ' if stack else ''}{title}", "left"
     names = [f"{rung.rung} {rung.name}" for rung in layers[0].rungs]
@@ -132,7 +133,7 @@ def _details(console: Console, result: Prediction, *, heads: bool) -> None:
 
 
 def _rows_table(title: str, rows: Sequence[Row], skip: Sequence[str] = ()) -> Table:
-    table = _table()
+    table = new_table()
     table.title, table.title_justify = title, "left"
     every = dict.fromkeys(name for row in rows for name in row if name not in skip)
     names = [name for name in every if any(row.get(name) not in (None, "") for row in rows)]

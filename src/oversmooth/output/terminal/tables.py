@@ -31,12 +31,12 @@ WIDE_COLUMNS = 2
 """How many of the last columns need more than an 80-column terminal."""
 
 
-def _console() -> Console:
+def open_console() -> Console:
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
-def _table() -> Table:
+def new_table() -> Table:
     """Light rules and tight columns: the widest table of a layer fits an 80-column terminal."""
     return Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
 
@@ -59,7 +59,7 @@ def write_parquet(path: Path, result: Measurement) -> None:
 
 
 def show_inspection(result: Inspection, *, heads: bool) -> None:
-    console = _console()
+    console = open_console()
     stack_names = {layer.stack for layer in result.layers}
     console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
     for facts in result.stacks:
@@ -75,7 +75,7 @@ def show_inspection(result: Inspection, *, heads: bool) -> None:
         )
     for part in result.missing:
         console.print(escape(f"{part.field}: left out, {part.reason}"), style="bold red")
-    table = _table()
+    table = new_table()
     if len(stack_names) > 1:
         table.add_column("stack")
     shown = len(INSPECTION_COLUMNS) - (WIDE_COLUMNS if console.width < 92 else 0)
@@ -139,7 +139,7 @@ def _legend(result: Inspection) -> str:
 
 
 def _head_table(result: Inspection) -> Table:
-    table = _table()
+    table = new_table()
     rows = result.head_rows()
     for name in rows[0] if rows else ():
         table.add_column(name, justify="right")
@@ -149,9 +149,9 @@ def _head_table(result: Inspection) -> Table:
 
 
 def show_verification(result: Verification) -> None:
-    console = _console()
+    console = open_console()
     console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
-    table = _table()
+    table = new_table()
     for name in ("stack", "layer", "error", "tokens"):
         table.add_column(name, justify="right")
     for layer in result.layers:
@@ -166,7 +166,7 @@ def show_verification(result: Verification) -> None:
 
 
 def show_measurement(result: Measurement) -> None:
-    console = _console()
+    console = open_console()
     console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
     data = result.data
     partial = " (interrupted: partial)" if result.is_partial else ""
@@ -184,7 +184,7 @@ def show_measurement(result: Measurement) -> None:
 
 
 def _measurement_table(result: Measurement, stack: str) -> Table:
-    table = _table()
+    table = new_table()
     metrics = [name for name, _ in result.definitions]
     changes = {
         (part.depth, part.place): part.change
@@ -214,12 +214,12 @@ def _measurement_table(result: Measurement, stack: str) -> Table:
 
 
 def show_control(result: Control) -> None:
-    console = _console()
+    console = open_console()
     console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
     count = len(result.layers)
     console.print(f"{escape(result.change)}, in {count} layer{'s' * (count != 1)}")
     has_stacks = len({layer.stack for layer in result.layers}) > 1
-    table = _table()
+    table = new_table()
     names = ("layer", "H moved", "heads moved", "Re(lambda) before", "after", "rho_dc", "after", "bias moved", "signs")
     for name in (*(["stack"] if has_stacks else []), *names):
         table.add_column(name, justify="right", no_wrap=True)
@@ -248,8 +248,8 @@ def show_control(result: Control) -> None:
 
 
 def show_architectures(declared: Iterable[Row], refused: Mapping[str, str]) -> None:
-    console = _console()
-    table = _table()
+    console = open_console()
+    table = new_table()
     for name in ("family", "model types", "residual", "norm", "attention"):
         table.add_column(name)
     for row in declared:

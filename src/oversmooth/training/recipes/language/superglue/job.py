@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -97,17 +97,8 @@ def task_job(
     probe = _probe(encoded(examples["validation"]), collate)
     per_epoch = math.ceil(len(examples["train"]) / settings.batch)
     steps = per_epoch * settings.epochs
-
-    def final(evaluate: Evaluate) -> Numbers:
-        found: Numbers = {}
-        others = {"test": (task, splits["test"])} if "test" in splits else {}
-        others |= {name: (TASKS[name], split) for name, split in diagnostics.items()}
-        for name, (other, split) in others.items():
-            judge.task, judge.examples, judge.split = other, split.examples, "test"
-            numbers = evaluate(encoded(split.examples), name)
-            found |= {key: value for key, value in numbers.items() if not key.endswith("_loss")}
-        return found
-
+    others = {"test": (task, splits["test"])} if "test" in splits else {}
+    others |= {name: (TASKS[name], split) for name, split in diagnostics.items()}
     return Job(
         recipe=recipe,
         build=partial(build, checkpoint, task),
@@ -128,7 +119,7 @@ def task_job(
         probe=[probe],
         save=partial(save_classifier, tokenizer),
         metrics=judge,
-        final=final,
+        final=partial(_predict_others, judge, others, encoded),
         preview=partial(_analysis_before, checkpoint, probe),
         trainer_arguments={"dataloader_drop_last": False},
         facts={
@@ -136,6 +127,21 @@ def task_job(
             "splits": {name: {"examples": len(s.examples), "sha256": s.sha256} for name, s in splits.items()},
         },
     )
+
+
+def _predict_others(
+    judge: Judge,
+    others: Mapping[str, tuple[Task, Split]],
+    encoded: Callable[[Sequence[Example]], EncodedExamples],
+    evaluate: Evaluate,
+) -> Numbers:
+    """Predictions for the sets that nothing was trained or chosen on; their numbers where they are labelled."""
+    found: Numbers = {}
+    for name, (task, split) in others.items():
+        judge.task, judge.examples, judge.split = task, split.examples, "test"
+        numbers = evaluate(encoded(split.examples), name)
+        found |= {key: value for key, value in numbers.items() if not key.endswith("_loss")}
+    return found
 
 
 def build(checkpoint: str, task: Task) -> nn.Module:
