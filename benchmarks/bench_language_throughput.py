@@ -17,10 +17,10 @@ import numpy
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from oversmooth.training.recipes.kinds import kind_of, load_recipe
 from oversmooth.training.recipes.language.corpus import Corpus
 from oversmooth.training.recipes.language.masking import masked
-from oversmooth.training.recipes.runner import Asked, run
+from oversmooth.training.recipes.runner import RunRequest, run
+from oversmooth.training.recipes.train import kind_of, load_recipe
 
 STEPS, ROUNDS, LIMIT, BATCH, LENGTH, VOCABULARY = 4, 2, 0.95, 8, 128, 32768
 SETTINGS = (
@@ -51,13 +51,13 @@ def corpus(folder: Path) -> Corpus:
 
 def recipe_seconds(data: Corpus, out: Path, variant: str) -> list[float]:
     """Seconds of the steps of a run, after the first."""
-    from oversmooth.training.recipes.language import kind
+    from oversmooth.training.recipes.language import job as language
 
-    kind.load_corpus = lambda settings, given: data
+    language.load_corpus = lambda settings, given: data
     ends: list[float] = []
-    asked = Asked(name="pile-bert-steps", out=out, overrides=SETTINGS, variant=variant)
-    job = kind_of("language").job(load_recipe("pile-bert-steps", SETTINGS), None, asked)
-    manifest = run(job, asked, lambda done, total: ends.append(time.perf_counter())).manifest
+    request = RunRequest(name="pile-bert-steps", out=out, overrides=SETTINGS, variant=variant)
+    job = kind_of("language").job(load_recipe("pile-bert-steps", SETTINGS), None, request)
+    manifest = run(job, request, lambda done, total: ends.append(time.perf_counter())).manifest
     assert manifest.steps == STEPS == len(ends), "no step was left out"
     return [after - before for before, after in itertools.pairwise(ends)]
 
@@ -84,7 +84,7 @@ def plain_seconds(data: Corpus) -> list[float]:
 
 def check_answer(data: Corpus) -> None:
     """Decoding masked tokens only gives the loss of decoding all of them."""
-    from oversmooth.training.recipes.language.kind import build_model
+    from oversmooth.training.recipes.language.job import build_model
 
     torch.manual_seed(harness.SEED)
     model = build_model(load_recipe("pile-bert-steps", SETTINGS), VOCABULARY)

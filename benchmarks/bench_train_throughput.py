@@ -21,9 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from oversmooth.training.recipes.kinds import kind_of, load_recipe
 from oversmooth.training.recipes.manifest import Manifest
-from oversmooth.training.recipes.runner import Asked, run
+from oversmooth.training.recipes.runner import RunRequest, run
+from oversmooth.training.recipes.train import kind_of, load_recipe
 from oversmooth.training.recipes.vision.augment import TrainingBatch, TrainingImages, training_transform
 from oversmooth.training.recipes.vision.draws import DrawSampler
 from oversmooth.training.recipes.vision.model import build_model, decays
@@ -58,9 +58,9 @@ def recipe_seconds(data: Path, out: Path, settings: tuple[str, ...]) -> list[flo
     """Seconds of the steps of a run, after the first."""
     ends: list[float] = []
     recipe = load_recipe("cifar100", settings)
-    asked = Asked(name="cifar100", out=out, overrides=settings)
-    job = kind_of("vision").job(recipe, str(data), asked)
-    manifest: Manifest = run(job, asked, lambda done, total: ends.append(time.perf_counter())).manifest
+    request = RunRequest(name="cifar100", out=out, overrides=settings)
+    job = kind_of("vision").job(recipe, str(data), request)
+    manifest: Manifest = run(job, request, lambda done, total: ends.append(time.perf_counter())).manifest
     assert manifest.steps == STEPS == len(ends), "no step was left out"
     return [after - before for before, after in itertools.pairwise(ends)]
 
@@ -115,7 +115,7 @@ def throughput(folder: Path) -> dict[str, float]:
     settings += ("watch.save_every=100", "watch.evaluate_every=100", "watch.log_every=0.2")
     data = archive(folder, STEPS * 96)
     recipe = load_recipe("cifar100", settings)
-    images = kind_of("vision").job(recipe, str(data), Asked(name="cifar100", out=folder / "none")).train
+    images = kind_of("vision").job(recipe, str(data), RunRequest(name="cifar100", out=folder / "none")).train
     assert isinstance(images, TrainingImages)
     best = {"recipe": float("inf"), "plain": float("inf")}
     for turn in range(ROUNDS):
@@ -128,7 +128,7 @@ def real_step(folder: Path) -> dict[str, Any]:
     """One optimizer step of the recipe's own model and batch, after one that allocates; and its operations."""
     recipe = load_recipe("cifar100")
     data = archive(folder / "real", 192)
-    images = kind_of("vision").job(recipe, str(data), Asked(name="cifar100", out=folder / "none")).train
+    images = kind_of("vision").job(recipe, str(data), RunRequest(name="cifar100", out=folder / "none")).train
     assert isinstance(images, TrainingImages)
     collate = TrainingBatch(recipe, 0)
     draws = list(DrawSampler(192, 0))

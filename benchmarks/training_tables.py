@@ -16,8 +16,8 @@ import harness
 import torch
 
 from oversmooth.environment.versions import TRAINING, machine, versions
-from oversmooth.training.recipes.kinds import train
-from oversmooth.training.recipes.runner import Asked, Run
+from oversmooth.training.recipes.runner import Run, RunRequest
+from oversmooth.training.recipes.train import train
 
 VARIANTS = ("vanilla", "sharpen", "smooth")
 SEEDS = (0, 1, 2)
@@ -40,9 +40,9 @@ def rows_of(tables: Sequence[Table]) -> list[Row]:
 
     Two runs go on at once: small models gain nothing from a second thread.
     """
-    asked = [(table, variant, seed) for table in tables for seed in SEEDS for variant in VARIANTS]
+    combinations = [(table, variant, seed) for table in tables for seed in SEEDS for variant in VARIANTS]
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-        waiting = [pool.submit(_row, *words) for words in asked]
+        waiting = [pool.submit(_row, *words) for words in combinations]
         for done in as_completed(waiting):
             shown = {key: value for key, value in done.result().items() if key not in ("curves", "manifest")}
             print(json.dumps(shown), flush=True)
@@ -60,7 +60,7 @@ def _row(table: Table, variant: str, seed: int) -> Row:
 
 def _run(table: Table, variant: str, seed: int, out: Path) -> Row:
     began = time.perf_counter()
-    asked = Asked(
+    request = RunRequest(
         name=table.recipe,
         out=out,
         variant=variant,
@@ -69,7 +69,7 @@ def _run(table: Table, variant: str, seed: int, out: Path) -> Row:
         overrides=table.overrides,
         command=f"oversmooth train {Path(table.recipe).stem} --variant {variant} --seed {seed}",
     )
-    run = train(asked, table.data)
+    run = train(request, table.data)
     assert run.analysis is not None, "this process is the first"
     measured, predicted = run.analysis.measurement, run.analysis.prediction
     assert measured is not None

@@ -13,8 +13,8 @@ from oversmooth.environment.threads import one_thread
 from oversmooth.errors import CannotControl, TrainingStopped
 from oversmooth.output.report.training import read_run
 from oversmooth.results import Analysis
-from oversmooth.training.recipes.kinds import train
-from oversmooth.training.recipes.runner import Asked, parts_of_a_batch, process_group_ends
+from oversmooth.training.recipes.runner import RunRequest, parts_of_a_batch, process_group_ends
+from oversmooth.training.recipes.train import train
 from oversmooth.training.recipes.variants import VARIANTS
 from oversmooth.training.recipes.vision.draws import DrawSampler
 from tests.cifar_files import cifar_arrays, write_cifar100, write_folder
@@ -45,8 +45,8 @@ def _one_thread():
         yield
 
 
-def trained(out, *more, **asked):
-    return train(Asked(name="digits", out=out, overrides=(*TINY, *more), **asked))
+def trained(out, *more, **request):
+    return train(RunRequest(name="digits", out=out, overrides=(*TINY, *more), **request))
 
 
 def weights(out, model="model"):
@@ -92,7 +92,7 @@ def test_the_model_is_an_ordinary_one_of_timm_inside_the_interval(sharpened):
 def test_the_accuracy_is_that_of_the_saved_model_on_every_test_image(sharpened):
     import timm
 
-    from oversmooth.training.recipes.kinds import load_recipe
+    from oversmooth.training.recipes.train import load_recipe
     from oversmooth.training.recipes.vision.augment import EvaluationImages, evaluation_batch
     from oversmooth.training.recipes.vision.data import load_splits
 
@@ -324,15 +324,15 @@ def test_an_unreadable_image_in_the_middle_of_an_epoch_is_named_and_nothing_is_l
     content = good.read_bytes()
     good.write_bytes(content[: len(content) // 2])
     settings = (*CIFAR, f"hardware.workers={workers}", "training.epochs=1", "evaluation.corruptions=false")
-    asked = {"name": "cifar100", "out": tmp_path / "run", "overrides": settings, "seed": 1}
+    request = {"name": "cifar100", "out": tmp_path / "run", "overrides": settings, "seed": 1}
     with pytest.raises(TrainingStopped) as caught:
-        train(Asked(**asked), str(folder))
+        train(RunRequest(**request), str(folder))
     assert good.name in str(caught.value)
     assert "--resume" in str(caught.value)
     assert "Traceback" not in str(caught.value)
     assert "of step 3 is complete" in str(caught.value)
     good.write_bytes(content)
-    assert train(Asked(**asked, resume=True), str(folder)).manifest.finished
+    assert train(RunRequest(**request, resume=True), str(folder)).manifest.finished
 
 
 def test_cifar100_trains_end_to_end_from_its_archive(tmp_path, cifar):
@@ -359,7 +359,7 @@ def test_real_images_are_learned_from_parquet(tmp_path):
     data, recipe = real_data("cifar10"), ROOT / "benchmarks" / "cifar10_small.toml"
     settings = ("training.epochs=2", "training.warmup_epochs=0.5", "evaluation.corruptions=false", "training.batch=32")
     runs = [
-        train(Asked(name=str(recipe), out=tmp_path / name, overrides=settings, fraction=0.1, seed=1), str(data))
+        train(RunRequest(name=str(recipe), out=tmp_path / name, overrides=settings, fraction=0.1, seed=1), str(data))
         for name in ("first", "again")
     ]
     assert runs[0].manifest.data["train"]["images"] == 1000
@@ -382,7 +382,7 @@ def test_real_photographs_are_augmented_as_for_imagenet(tmp_path):
         "hardware.workers=0",
         "evaluation.corruptions=false",
     )
-    run = train(Asked(name="imagenet-deit-ti", out=tmp_path / "run", overrides=settings), str(tmp_path))
+    run = train(RunRequest(name="imagenet-deit-ti", out=tmp_path / "run", overrides=settings), str(tmp_path))
     assert run.manifest.finished
     assert "eval_average_accuracy" in run.results
 

@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 import oversmooth as osm
 from oversmooth.environment.threads import one_thread
 from oversmooth.output.report.training import read_run
-from oversmooth.training.recipes.kinds import train
 from oversmooth.training.recipes.language import budget, kind
 from oversmooth.training.recipes.language.budget import triangle
-from oversmooth.training.recipes.runner import Asked
+from oversmooth.training.recipes.runner import RunRequest
+from oversmooth.training.recipes.train import train
 from tests.command_line import in_two_processes, killed, oversmooth
 from tests.real_data import real_data
 
@@ -53,8 +53,8 @@ def _one_thread():
         yield
 
 
-def trained(out, *more, data=None, **asked):
-    return train(Asked(name="mini-bert", out=out, overrides=(*TINY, *more), **asked), data)
+def trained(out, *more, data=None, **request):
+    return train(RunRequest(name="mini-bert", out=out, overrides=(*TINY, *more), **request), data)
 
 
 def weights(out):
@@ -164,7 +164,7 @@ def test_steps_clip_decay_and_batch_are_what_the_recipe_says(tmp_path, monkeypat
 
 
 def kind_recipe(*more):
-    from oversmooth.training.recipes.kinds import load_recipe
+    from oversmooth.training.recipes.train import load_recipe
 
     return load_recipe("mini-bert", (*TINY, *more))
 
@@ -276,6 +276,6 @@ def test_data_that_is_not_there_ends_in_one_message_and_no_folder(tmp_path):
 @pytest.mark.slow
 def test_real_text_is_learned_beyond_its_frequencies(tmp_path):
     text = real_data("text") / "tinyshakespeare.txt"
-    asked = Asked(name="mini-bert", out=tmp_path / "run", overrides=("training.steps=600", "model.layers=4"))
-    run = train(asked, str(text))
+    request = RunRequest(name="mini-bert", out=tmp_path / "run", overrides=("training.steps=600", "model.layers=4"))
+    run = train(request, str(text))
     assert run.results["eval_loss"] < run.results["unigram_entropy"] - 0.3

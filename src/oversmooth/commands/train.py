@@ -45,11 +45,11 @@ def train(
     import shlex
     import sys
 
-    from oversmooth.training.recipes.kinds import train as train_
-    from oversmooth.training.recipes.runner import Asked, is_first_process, process_group_ends
+    from oversmooth.training.recipes.runner import RunRequest, is_first_process, process_group_ends
+    from oversmooth.training.recipes.train import train as train_
 
     folder = out or Path(f"{Path(recipe).stem}-{variant}-seed{seed}")
-    asked = Asked(
+    request = RunRequest(
         name=recipe,
         out=folder,
         variant=variant,
@@ -60,7 +60,7 @@ def train(
         command=shlex.join(["oversmooth", *sys.argv[1:]]),
     )
     with process_group_ends(), one_bar("Training steps") as progress:
-        finished = train_(asked, data, progress)
+        finished = train_(request, data, progress)
     if not is_first_process():
         return
     if json:

@@ -25,7 +25,7 @@ from oversmooth.control.projection import (
     weights_of,
     with_constant_kept,
 )
-from oversmooth.control.selection import BASELINES, Chosen, Layers, choose, heads_of
+from oversmooth.control.selection import RULE_PREFIX, Chosen, Layers, choose, heads_of
 from oversmooth.control.token_scale import SCALES
 from oversmooth.errors import CannotControl, UnknownName
 from oversmooth.models.canonical import AttentionWeights
@@ -171,9 +171,9 @@ def bake(model: nn.Module) -> nn.Module:
 
     The result is what transformers or timm built, with other numbers in it: save it with their own functions.
     """
-    applied = [name for name, _ in model.named_modules() if name.rpartition(".")[2].startswith(BASELINES)]
+    applied = [name for name, _ in model.named_modules() if name.rpartition(".")[2].startswith(RULE_PREFIX)]
     if applied:
-        what = applied[0].rpartition(".")[2].removeprefix(BASELINES)
+        what = applied[0].rpartition(".")[2].removeprefix(RULE_PREFIX)
         reason = f"{what} changes attention itself, which no ordinary weights can express ({applied[0]})"
         raise CannotControl("bake", "this model", reason, f"Take it off first: osm.unapply(model, {what!r}).")
     for module, tensor in parametrized(model):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from oversmooth.control.attention_calls import Interception
 from oversmooth.control.eigenbasis import full_precision
 from oversmooth.control.rules import RULES, BranchScale, ContraNorm, FirstValues, LayerFacts, Rule, UsesFirstValues
-from oversmooth.control.selection import BASELINES, Chosen, Layers, choose, heads_of
+from oversmooth.control.selection import RULE_PREFIX, Chosen, Layers, choose, heads_of
 from oversmooth.errors import CannotControl, UnknownName
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.opening import open_source
@@ -86,8 +86,8 @@ def unapply(model: nn.Module, name: str | None = None) -> nn.Module:
                 carrier = getattr(hook, "__self__", None)
                 if isinstance(carrier, Carrier) and name in (None, carrier.name):
                     _forget_hook(module, key)
-        for child in [child for child in module._modules if child.startswith(BASELINES)]:
-            if name in (None, child.removeprefix(BASELINES)):
+        for child in [child for child in module._modules if child.startswith(RULE_PREFIX)]:
+            if name in (None, child.removeprefix(RULE_PREFIX)):
                 delattr(module, child)
     return model
 
@@ -126,7 +126,7 @@ class Carrier:
     def _refuse(self, stack: Stack) -> None:
         """Raises where the rule has no exact place; nothing has been touched yet."""
         advice = f"Choose other layers, or another stack; osm.apply(model, {self.name!r}, stack=...)."
-        if hasattr(self.attention, f"{BASELINES}{self.name}"):
+        if hasattr(self.attention, f"{RULE_PREFIX}{self.name}"):
             raise CannotControl(self.name, self.words, "it is there already", "Take it off first with osm.unapply.")
         if isinstance(self.rule, UsesFirstValues) and stack.arch.shared_layers:
             reason = (
@@ -142,7 +142,7 @@ class Carrier:
 
     def attach(self) -> None:
         """Registers the rule with the attention module, and hooks for the steps that it overrides."""
-        self.attention.add_module(f"{BASELINES}{self.name}", self.rule)
+        self.attention.add_module(f"{RULE_PREFIX}{self.name}", self.rule)
         if self.is_torch or self._overrides("product", "probabilities", "seen"):
             self.attention.register_forward_pre_hook(self.enter)
             self.attention.register_forward_hook(self.leave, always_call=True)

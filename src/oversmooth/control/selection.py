@@ -9,7 +9,7 @@ from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.resolve import BlockNames
 from oversmooth.models.source import Stack
 
-BASELINES = "oversmooth_"
+RULE_PREFIX = "oversmooth_"
 """Prefix of the submodules that interventions on attention add; such a model has no ordinary weights to go back to."""
 Layers = str | int | Iterable[int] | None
 """`None` for all, one number, several, or words such as `6-11,14`; -1 is the last."""

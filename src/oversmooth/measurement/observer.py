@@ -56,7 +56,7 @@ class MeasurementObserver:
     _totals: dict[str, Running] = field(default_factory=dict)
 
     def wants(self, name: str, stack: Stack) -> bool:
-        """Asked-for places, and every place of the stream, which attribution needs."""
+        """RunRequest-for places, and every place of the stream, which attribution needs."""
         is_stream = on_stream(name, stack.arch.residual)
         return is_stream or (name in self.names and not self.adds_stream_norms)
 

@@ -15,7 +15,7 @@ from oversmooth import analyze
 from oversmooth.cli import app
 from oversmooth.errors import BrokenFile, NotWritable, RunFailed, TargetNotFound, UnknownName
 from oversmooth.output.report.render import render
-from oversmooth.training.recipes.kinds import load_recipe
+from oversmooth.training.recipes.train import load_recipe
 from oversmooth.training.recipes.variants import require_variant
 from oversmooth.training.reproduce import survey, training
 from oversmooth.training.reproduce.claim import Evidence, Finding

@@ -35,7 +35,7 @@ from oversmooth.training.recipes.worker_errors import ReportingCollate, Reportin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RunRequest:
     """What the user asked for, beside the recipe."""
 
     name: str
@@ -74,17 +74,17 @@ def process_group_ends() -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def require_place(asked: Asked) -> None:
+def require_place(request: RunRequest) -> None:
     """Refuses a folder that holds another run, before data are loaded."""
-    require_variant(asked.variant)
-    if not is_first_process() or (asked.resume and _has_begun(asked.out)):
+    require_variant(request.variant)
+    if not is_first_process() or (request.resume and _has_begun(request.out)):
         return
     try:
-        require_free(asked.out)
+        require_free(request.out)
     except NotWritable as error:
-        if (asked.out / "manifest.json").is_file():
+        if (request.out / "manifest.json").is_file():
             reason, advice = "it holds a run already", "Continue that run with --resume, or give a new folder."
-            raise NotWritable(str(asked.out), reason, advice) from error
+            raise NotWritable(str(request.out), reason, advice) from error
         raise
 
 
@@ -94,34 +94,34 @@ def _has_begun(out: Path) -> bool:
     return "manifest.json" in names or (bool(names) and all(name.endswith(".partial") for name in names))
 
 
-def run(job: Job, asked: Asked, progress: Progress = no_progress) -> Run:
+def run(job: Job, request: RunRequest, progress: Progress = no_progress) -> Run:
     """Trains, evaluates, bakes, analyses and writes; resumes from the last whole checkpoint where that is asked for."""
-    arguments = _training_arguments(job, asked)
-    torch.manual_seed(asked.seed)
+    arguments = _training_arguments(job, request)
+    torch.manual_seed(request.seed)
     model = job.build()
     options = job.recipe.variant
-    put_on(model, asked.variant, seed=asked.seed, basis=options.basis, positive_norms=options.positive_norms)
+    put_on(model, request.variant, seed=request.seed, basis=options.basis, positive_norms=options.positive_norms)
     with arguments.main_process_first(local=False, desc="preparing the folder"):
-        manifest, last = _manifest(job, asked)
+        manifest, last = _manifest(job, request)
     if manifest.finished:
         return Run(manifest=manifest, results=manifest.results, analysis=None)
-    metrics = asked.out / "metrics.jsonl"
+    metrics = request.out / "metrics.jsonl"
     if arguments.process_index == 0:
         manifest.sessions.append(new_session(last or 0, arguments.world_size))
-        manifest.write(asked.out)
+        manifest.write(request.out)
         cut_metrics(metrics, last or 0)
         if job.preview is not None and last is None:
-            job.preview(asked.out)
+            job.preview(request.out)
     trainer = _trainer(job, model, arguments, metrics, progress)
-    torch.manual_seed(asked.seed + 1_000_003 * arguments.process_index)  # other drop-path draws in every process
+    torch.manual_seed(request.seed + 1_000_003 * arguments.process_index)  # other drop-path draws in every process
     began = time.perf_counter()
     _train(trainer, last)
     seconds = time.perf_counter() - began
     results = _evaluated(job, trainer)
     if arguments.process_index == 0:
-        analysis = _written(job, asked, trainer)
+        analysis = _written(job, request, trainer)
         _finish(manifest, job, trainer, seconds, results)
-        manifest.write(asked.out)
+        manifest.write(request.out)
     trainer.accelerator.wait_for_everyone()
     return Run(manifest=manifest, results=results, analysis=analysis if arguments.process_index == 0 else None)
 
@@ -129,14 +129,14 @@ def run(job: Job, asked: Asked, progress: Progress = no_progress) -> Run:
 # --- before ---------------------------------------------------------------------------------------------------------
 
 
-def _training_arguments(job: Job, asked: Asked) -> Any:
+def _training_arguments(job: Job, request: RunRequest) -> Any:
     from transformers import TrainingArguments
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     hardware, rhythm, has_gpu = job.recipe.hardware, job.rhythm, torch.cuda.is_available()
     micro, parts = parts_of_a_batch(job.batch, processes, hardware.micro_batch)
     ours: dict[str, Any] = {
-        "output_dir": str(asked.out / "checkpoints"),
+        "output_dir": str(request.out / "checkpoints"),
         "max_steps": job.steps,
         "per_device_train_batch_size": micro,
         "per_device_eval_batch_size": micro,
@@ -149,7 +149,7 @@ def _training_arguments(job: Job, asked: Asked) -> Any:
         "eval_steps": rhythm.evaluate,
         "save_strategy": "steps",
         "save_steps": rhythm.save,
-        "seed": asked.seed,
+        "seed": request.seed,
         "bf16": hardware.precision == "bfloat16",
         "fp16": hardware.precision == "float16",
         "use_cpu": not has_gpu,
@@ -178,28 +178,28 @@ def parts_of_a_batch(batch: int, processes: int, micro_batch: int) -> tuple[int,
     return micro, share // micro
 
 
-def _manifest(job: Job, asked: Asked) -> tuple[Manifest, int | None]:
+def _manifest(job: Job, request: RunRequest) -> tuple[Manifest, int | None]:
     """The manifest of this run and the step to continue from, if there is one."""
     new = Manifest(
-        name=asked.name,
+        name=request.name,
         recipe=job.recipe.model_dump(mode="json"),
-        overrides=list(asked.overrides),
-        variant=asked.variant,
-        seed=asked.seed,
-        fraction=asked.fraction,
-        command=asked.command,
+        overrides=list(request.overrides),
+        variant=request.variant,
+        seed=request.seed,
+        fraction=request.fraction,
+        command=request.command,
         data=dict(job.facts),
         steps=job.steps,
     )
-    old = read_manifest(asked.out) if asked.resume else None
+    old = read_manifest(request.out) if request.resume else None
     if old is None:
-        make_folder(asked.out)
+        make_folder(request.out)
         return new, None
     if difference := first_difference(old.identity, new.identity):
         key, was, now = difference
         advice = "Give the same recipe, settings and data, or train in a new folder."
-        raise CannotResume(str(asked.out), f"{key} was {was!r} and is now {now!r}", advice)
-    found = checkpoints(asked.out / "checkpoints")
+        raise CannotResume(str(request.out), f"{key} was {was!r} and is now {now!r}", advice)
+    found = checkpoints(request.out / "checkpoints")
     return old, found[-1] if found else None
 
 
@@ -262,19 +262,19 @@ def _evaluated(job: Job, trainer: Any) -> Numbers:
     return results
 
 
-def _written(job: Job, asked: Asked, trainer: Any) -> Analysis:
+def _written(job: Job, request: RunRequest, trainer: Any) -> Analysis:
     """Ordinary weights, their average and the analysis; what a killed run left half done is made again."""
     model = trainer.accelerator.unwrap_model(trainer.model)
-    found = {"model": ordinary(model, asked.variant)}
+    found = {"model": ordinary(model, request.variant)}
     if trainer.average is not None:
-        found["model-average"] = ordinary(trainer.average.module, asked.variant)
+        found["model-average"] = ordinary(trainer.average.module, request.variant)
     for name, each in found.items():
-        shutil.rmtree(asked.out / name, ignore_errors=True)
-        with folder_whole(asked.out / name) as partial:
+        shutil.rmtree(request.out / name, ignore_errors=True)
+        with folder_whole(request.out / name) as partial:
             job.save(each, partial)
-    analysis = analyze(found["model"], job.probe, command=asked.command)
+    analysis = analyze(found["model"], job.probe, command=request.command)
     text = analysis.to_json(indent=1)
-    write_whole(asked.out / "analysis.json", lambda partial: partial.write_text(text, encoding="utf-8"))
+    write_whole(request.out / "analysis.json", lambda partial: partial.write_text(text, encoding="utf-8"))
     return analysis
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from oversmooth.errors import BadRecipe, NotDivisible
-from oversmooth.training.recipes.kinds import load_recipe
-from oversmooth.training.recipes.language import kind
+from oversmooth.training.recipes.language import job as language
 from oversmooth.training.recipes.language.budget import ClockPlan, StepPlan, ramped_batch, triangle
 from oversmooth.training.recipes.language.corpus import CorpusSettings, prepare_corpus
 from oversmooth.training.recipes.language.embedded_text import python_docs
 from oversmooth.training.recipes.language.masking import IGNORED, MASK_ID, mask_counts, masked
 from oversmooth.training.recipes.language.sequences import MaskedValidation, Reading, StepBatches
 from oversmooth.training.recipes.language.wordpiece import SPECIAL_TOKENS
+from oversmooth.training.recipes.train import load_recipe
 
 VOCABULARY = 300
 
@@ -177,27 +177,27 @@ def test_the_published_recipes_have_the_published_numbers(name):
 
 
 def test_a_budget_of_steps_reads_the_sequences_that_its_recipe_says():
-    plan = kind.plan_of(load_recipe("pile-bert-steps"))
+    plan = language.plan_of(load_recipe("pile-bert-steps"))
     assert isinstance(plan, StepPlan)
     assert plan.firsts[-1] == pytest.approx(12_500 * 8192 * 0.7, rel=0.01)
-    assert isinstance(kind.plan_of(load_recipe("pile-bert")), ClockPlan)
+    assert isinstance(language.plan_of(load_recipe("pile-bert")), ClockPlan)
 
 
 def test_the_rate_of_a_recipe_follows_its_plan():
     recipe = load_recipe("pile-bert-steps", ["training.steps=100"])
-    plan = kind.plan_of(recipe)
-    assert kind.learning_rate(recipe, plan, 0, 100) == pytest.approx(2.5e-4)
-    assert kind.learning_rate(recipe, plan, 75, 100) == pytest.approx(1e-3)
-    assert kind.learning_rate(recipe, plan, 99, 100) == pytest.approx(4e-5)
+    plan = language.plan_of(recipe)
+    assert language.learning_rate(recipe, plan, 0, 100) == pytest.approx(2.5e-4)
+    assert language.learning_rate(recipe, plan, 75, 100) == pytest.approx(1e-3)
+    assert language.learning_rate(recipe, plan, 99, 100) == pytest.approx(4e-5)
 
 
 def test_decay_acts_on_matrices_and_not_on_norms_and_scales():
     import oversmooth as osm
 
     recipe = load_recipe("mini-bert", ["model.layers=2", "model.width=16", "model.heads=2", "model.feed_forward=16"])
-    model = kind.build_model(recipe, 64)
+    model = language.build_model(recipe, 64)
     osm.sharpen(model)
-    free = {name for name, parameter in model.named_parameters() if not kind.decays(name, parameter)}
+    free = {name for name, parameter in model.named_parameters() if not language.decays(name, parameter)}
     assert {name for name, _ in model.named_parameters() if "norm" in name} <= free
     assert "encoder.embeddings.positions.scale" in free
     assert any(name.endswith("psi") for name in free)
@@ -226,7 +226,7 @@ def test_a_batch_that_the_processes_cannot_share_is_refused(monkeypatch):
     with pytest.raises(
         NotDivisible, match=r"training.ramp_quantum \(\d+\) must be divisible by the number of processes \(3\)"
     ):
-        kind._require_processes(load_recipe("mini-bert"))
+        language._require_processes(load_recipe("mini-bert"))
 
 
 # --- what a step reads -----------------------------------------------------------------------------------------------

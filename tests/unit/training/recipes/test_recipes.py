@@ -3,11 +3,11 @@
 import pytest
 
 from oversmooth.errors import BadRecipe, BadValue, BrokenFile, UnknownName
-from oversmooth.training.recipes.kinds import kind_of, load_recipe
 from oversmooth.training.recipes.schedule import warm_cosine
 from oversmooth.training.recipes.schema import overridden, shipped_recipes
+from oversmooth.training.recipes.train import kind_of, load_recipe
 from oversmooth.training.recipes.variants import VARIANTS, require_variant
-from oversmooth.training.recipes.vision.kind import learning_rate, steps_of
+from oversmooth.training.recipes.vision.job import learning_rate, steps_of
 
 VISION = ("digits", "cifar100", "cifar100-deep", "imagenet-deit-ti", "imagenet-deit-s")
 

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 import oversmooth.training
 from oversmooth.errors import TrainingStopped, UnreadableData
 from oversmooth.training.recipes.job import Job, Rhythm
-from oversmooth.training.recipes.kinds import load_recipe
+from oversmooth.training.recipes.train import load_recipe
 from oversmooth.training.recipes.trainer import recipe_trainer, require_finite
 from oversmooth.training.recipes.trainer_internals import TrainerInternals
 from oversmooth.training.recipes.worker_errors import FAILED, ReportingCollate, ReportingDataset, without_errors

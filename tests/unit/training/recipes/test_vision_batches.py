@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from oversmooth.training.recipes.kinds import load_recipe
+from oversmooth.training.recipes.train import load_recipe
 from oversmooth.training.recipes.vision.augment import EvaluationImages, TrainingBatch, TrainingImages, save_grid
 from oversmooth.training.recipes.vision.draws import DrawSampler, drawn_from, mixed_seed
 from oversmooth.training.recipes.vision.images import ArrayImages

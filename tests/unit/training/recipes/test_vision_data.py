@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from oversmooth.errors import BadValue, BrokenFile, UnreadableData, UnsafePickle
-from oversmooth.training.recipes.kinds import load_recipe
+from oversmooth.training.recipes.train import load_recipe
 from oversmooth.training.recipes.vision.data import load_splits
 from oversmooth.training.recipes.vision.images import ArrayImages
 from oversmooth.training.recipes.vision.splits import Split, cut_off, share

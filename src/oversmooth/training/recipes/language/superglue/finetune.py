@@ -24,7 +24,7 @@ from oversmooth.training.recipes.language.superglue.job import BEFORE, SETTINGS,
 from oversmooth.training.recipes.language.superglue.reading import read_splits
 from oversmooth.training.recipes.language.superglue.scoring import overall, task_score
 from oversmooth.training.recipes.language.superglue.tasks import DIAGNOSTIC, MAIN, TASKS
-from oversmooth.training.recipes.runner import Asked, require_place, run
+from oversmooth.training.recipes.runner import RunRequest, require_place, run
 from oversmooth.training.recipes.schema import overridden, parsed
 
 ALL = "superglue"
@@ -114,9 +114,9 @@ def finetune(
     recipe, names = chosen_setting(setting, overrides), chosen_tasks(tasks)
     trained = [name for name in names if name in MAIN]
     diagnostic = [name for name in names if name in DIAGNOSTIC]
-    asked = Asked(name=setting, out=out, overrides=tuple(overrides), resume=resume, command=command)
+    request = RunRequest(name=setting, out=out, overrides=tuple(overrides), resume=resume, command=command)
     places = {
-        (name, seed): replace(asked, out=out / name / f"seed{seed}", seed=seed) for name in trained for seed in seeds
+        (name, seed): replace(request, out=out / name / f"seed{seed}", seed=seed) for name in trained for seed in seeds
     }
     tokenizer = load_tokenizer(checkpoint)
     splits = {name: read_splits(TASKS[name], data) for name in names}  # all of them, before hours are spent on one

@@ -20,7 +20,7 @@ from oversmooth.training.recipes.language.superglue.reading import Split
 from oversmooth.training.recipes.language.superglue.scoring import scored
 from oversmooth.training.recipes.language.superglue.submission import write_submission
 from oversmooth.training.recipes.language.superglue.tasks import TASKS, Example, Task
-from oversmooth.training.recipes.runner import Asked
+from oversmooth.training.recipes.runner import RunRequest
 from oversmooth.training.recipes.schedule import warm_cosine
 from oversmooth.training.recipes.schema import Count, Optimizer, Recipe, Section, Share
 
@@ -85,7 +85,7 @@ def task_job(
     checkpoint: str,
     tokenizer: Any,
     recipe: FinetuneRecipe,
-    asked: Asked,
+    request: RunRequest,
 ) -> Job:
     """Trains on train, judges on validation once at the end, predicts test and the diagnostic sets."""
     settings = recipe.training
@@ -93,7 +93,7 @@ def task_job(
     max_tokens = min(settings.max_tokens, positions_of(checkpoint), tokenizer.model_max_length)
     encoded = partial(EncodedExamples, tokenizer=tokenizer, max_tokens=max_tokens)
     collate = Collate(tokenizer.pad_token_id)
-    judge = Judge(task, examples["validation"], asked.out / "predictions")
+    judge = Judge(task, examples["validation"], request.out / "predictions")
     probe = _probe(encoded(examples["validation"]), collate)
     per_epoch = math.ceil(len(examples["train"]) / settings.batch)
     steps = per_epoch * settings.epochs

@@ -16,7 +16,6 @@ from oversmooth.errors import NotDivisible
 from oversmooth.models.live import register_own_models
 from oversmooth.output.whole_files import make_folder
 from oversmooth.training.recipes.job import Evaluate, Job, Numbers, Rhythm
-from oversmooth.training.recipes.kinds import Kind
 from oversmooth.training.recipes.language.budget import ClockPlan, Plan, StepPlan, triangle
 from oversmooth.training.recipes.language.corpus import Corpus, CorpusSettings, prepare_corpus
 from oversmooth.training.recipes.language.cramming_trainer import clock_callback, cramming_trainer
@@ -24,8 +23,9 @@ from oversmooth.training.recipes.language.documents import Progress
 from oversmooth.training.recipes.language.embedded_text import PYTHON_DOCS, python_docs
 from oversmooth.training.recipes.language.sequences import MaskedValidation, Reading, StepBatches, stacked
 from oversmooth.training.recipes.language.settings import Data, LanguageRecipe, Watch
-from oversmooth.training.recipes.runner import Asked
+from oversmooth.training.recipes.runner import RunRequest
 from oversmooth.training.recipes.schema import Recipe
+from oversmooth.training.recipes.train import RecipeKind
 
 CACHE = "OVERSMOOTH_CACHE"
 """Environment variable: the folder in which corpora are kept."""
@@ -33,7 +33,7 @@ SECONDS_BETWEEN_LINES = 10.0
 log = logging.getLogger(__name__)
 
 
-def language_job(recipe: Recipe, data: str | None, asked: Asked) -> Job:
+def language_job(recipe: Recipe, data: str | None, request: RunRequest) -> Job:
     """Corpus, model, schedule and judgement of one run."""
     assert isinstance(recipe, LanguageRecipe)
     settings = recipe.training
@@ -41,9 +41,9 @@ def language_job(recipe: Recipe, data: str | None, asked: Asked) -> Job:
     corpus = load_corpus(recipe.data, data)
     vocabulary = int(corpus.facts["vocabulary"])
     plan = plan_of(recipe)
-    reading = Reading(corpus, seed=asked.seed, shuffle=settings.shuffle, fraction=asked.fraction)
+    reading = Reading(corpus, seed=request.seed, shuffle=settings.shuffle, fraction=request.fraction)
     batches = StepBatches(
-        reading, plan, steps=settings.steps, mask=settings.mask, vocabulary=vocabulary, seed=asked.seed
+        reading, plan, steps=settings.steps, mask=settings.mask, vocabulary=vocabulary, seed=request.seed
     )
     watched = MaskedValidation(
         corpus, most=recipe.watch.validation_sequences, mask=settings.mask, vocabulary=vocabulary
@@ -194,4 +194,4 @@ def _against_frequencies(entropy: float, evaluate: Evaluate) -> Numbers:
     return {"unigram_entropy": entropy}
 
 
-KIND = Kind(recipe=LanguageRecipe, job=language_job)
+KIND = RecipeKind(recipe=LanguageRecipe, job=language_job)

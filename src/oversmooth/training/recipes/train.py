@@ -1,4 +1,4 @@
-"""Kinds of recipes by name: each is a package with a module `kind` that reads its recipes and makes jobs from them."""
+"""`train`: from a recipe's name to a finished run. Each kind of recipe is a package whose module `job` makes the jobs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,27 +8,27 @@ from importlib.util import find_spec
 from oversmooth.errors import BadValue, UnknownName
 from oversmooth.results import Progress, no_progress
 from oversmooth.training.recipes.job import Job
-from oversmooth.training.recipes.runner import Asked, Run, require_place, run
+from oversmooth.training.recipes.runner import Run, RunRequest, require_place, run
 from oversmooth.training.recipes.schema import Recipe, overridden, parsed, read_recipe
 
 KINDS = ("vision", "language")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What the module `kind` of a kind declares."""
+class RecipeKind:
+    """What the module `job` of a kind of recipe declares."""
 
     recipe: type[Recipe]
-    job: Callable[[Recipe, str | None, Asked], Job]
+    job: Callable[[Recipe, str | None, RunRequest], Job]
     """Makes the job from a recipe, `--data` and what was asked for."""
 
 
-def kind_of(name: str) -> Kind:
-    module = f"oversmooth.training.recipes.{name}.kind"
+def kind_of(name: str) -> RecipeKind:
+    module = f"oversmooth.training.recipes.{name}.job"
     if name not in KINDS or find_spec(f"oversmooth.training.recipes.{name}") is None:
         raise UnknownName("kind of recipe", name, KINDS)
     found = import_module(module).KIND
-    assert isinstance(found, Kind)
+    assert isinstance(found, RecipeKind)
     return found
 
 
@@ -38,11 +38,11 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     return parsed(kind_of(str(tables.get("kind"))).recipe, tables, name)
 
 
-def train(asked: Asked, data: str | None = None, progress: Progress = no_progress) -> Run:
+def train(request: RunRequest, data: str | None = None, progress: Progress = no_progress) -> Run:
     """Everything that `oversmooth train` does."""
-    if not 0 < asked.fraction <= 1:
-        raise BadValue("fraction", asked.fraction, "above 0 and at most 1")
-    recipe = load_recipe(asked.name, asked.overrides)
-    require_place(asked)
-    job = kind_of(recipe.kind).job(recipe, data, asked)
-    return run(job, asked, progress)
+    if not 0 < request.fraction <= 1:
+        raise BadValue("fraction", request.fraction, "above 0 and at most 1")
+    recipe = load_recipe(request.name, request.overrides)
+    require_place(request)
+    job = kind_of(recipe.kind).job(recipe, data, request)
+    return run(job, request, progress)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from oversmooth.errors import NotDivisible, OddNumber
 from oversmooth.training.recipes.job import Evaluate, Job, Numbers, Rhythm
-from oversmooth.training.recipes.kinds import Kind
-from oversmooth.training.recipes.runner import Asked, parts_of_a_batch
+from oversmooth.training.recipes.runner import RunRequest, parts_of_a_batch
 from oversmooth.training.recipes.schedule import warm_cosine
 from oversmooth.training.recipes.schema import Recipe
+from oversmooth.training.recipes.train import RecipeKind
 from oversmooth.training.recipes.vision.augment import (
     GRID_IMAGES,
     EvaluationImages,
@@ -31,17 +31,17 @@ from oversmooth.training.recipes.vision.settings import VisionRecipe, Watch
 from oversmooth.training.recipes.vision.splits import Split, share
 
 
-def vision_job(recipe: Recipe, data: str | None, asked: Asked) -> Job:
+def vision_job(recipe: Recipe, data: str | None, request: RunRequest) -> Job:
     """Data, model, schedule and judgement of one run."""
     assert isinstance(recipe, VisionRecipe)
-    splits = load_splits(recipe.data, data, asked.fraction)
-    training = TrainingImages(splits.train, recipe, asked.seed)
+    splits = load_splits(recipe.data, data, request.fraction)
+    training = TrainingImages(splits.train, recipe, request.seed)
     batch = recipe.training.batch
     require_trainable(batch, len(training))
-    sampler = DrawSampler(len(training), asked.seed, recipe.augmentation.repeats, batch)
+    sampler = DrawSampler(len(training), request.seed, recipe.augmentation.repeats, batch)
     _require_groups(recipe)
     per_epoch = len(sampler) // batch
-    collate = TrainingBatch(recipe, asked.seed)
+    collate = TrainingBatch(recipe, request.seed)
     watched = EvaluationImages(splits.watched, recipe)
     shown = min(recipe.watch.probe_images, len(watched))
     return Job(
@@ -151,4 +151,4 @@ def _save_first_batch(
     save_grid(batch["x"], recipe, folder / "first-batch.png")
 
 
-KIND = Kind(recipe=VisionRecipe, job=vision_job)
+KIND = RecipeKind(recipe=VisionRecipe, job=vision_job)
