@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from oversmooth.cli import app
+from oversmooth.commands.app import app
 
 MARKER = "<!-- commands -->"
 

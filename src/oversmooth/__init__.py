@@ -17,21 +17,21 @@ osm.Monitor(model, batches), osm.SmoothingCallback(batches=...)   # the same dur
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
-from oversmooth.analysis import analyze
 from oversmooth.environment.torchvision import cure_torchvision_on_import
 from oversmooth.errors import OversmoothError
-from oversmooth.measurement.measurement import measure
-from oversmooth.models.verify import verify
-from oversmooth.prediction.prediction import predict
-from oversmooth.results import Analysis, Control, Inspection, Measurement, Prediction, Verification
-from oversmooth.spectra.inspection import inspect
-from oversmooth.training.callback import smoothing_callback as SmoothingCallback  # noqa: N812 - it makes one
-from oversmooth.training.monitor import Monitor
 
 if TYPE_CHECKING:
+    from oversmooth.analysis import analyze
     from oversmooth.control.constrain import bake, constrain, sharpen, smooth
     from oversmooth.control.edit import edit
     from oversmooth.control.interventions import apply, unapply
+    from oversmooth.measurement.measurement import measure
+    from oversmooth.models.verify import verify
+    from oversmooth.prediction.prediction import predict
+    from oversmooth.results import Analysis, Control, Inspection, Measurement, Prediction, Verification
+    from oversmooth.spectra.inspection import inspect
+    from oversmooth.training.callback import smoothing_callback as SmoothingCallback  # noqa: N812 - it makes one
+    from oversmooth.training.monitor import Monitor
 
 cure_torchvision_on_import()
 __version__ = metadata.version("oversmooth")
@@ -59,15 +59,29 @@ __all__ = [
     "verify",
 ]
 
-_LAZY = {
+_RESULTS = ("Analysis", "Control", "Inspection", "Measurement", "Prediction", "Verification")
+_HOMES = {
     **dict.fromkeys(("bake", "constrain", "sharpen", "smooth"), "oversmooth.control.constrain"),
     **dict.fromkeys(("apply", "unapply"), "oversmooth.control.interventions"),
+    **dict.fromkeys(_RESULTS, "oversmooth.results"),
+    "analyze": "oversmooth.analysis",
     "edit": "oversmooth.control.edit",
+    "inspect": "oversmooth.spectra.inspection",
+    "measure": "oversmooth.measurement.measurement",
+    "Monitor": "oversmooth.training.monitor",
+    "predict": "oversmooth.prediction.prediction",
+    "SmoothingCallback": "oversmooth.training.callback",
+    "verify": "oversmooth.models.verify",
 }
-"""Public functions that are imported when they are first used: a look at a model should not pay for changing it."""
+"""Where each public name lives; it is imported when it is first used, so that a command can answer Ctrl-C at once."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    home = import_module(_HOMES[name])
+    return getattr(home, "smoothing_callback" if name == "SmoothingCallback" else name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,61 +1,105 @@
-"""The command line. Results go to stdout, everything else to stderr; an error is its message and exit code 2."""
+"""The command line as a process: its streams, its signals and its exit codes.
 
+Results go to stdout, everything else to stderr. 0: done. 1: `verify` found a mismatch, or the reader of a pipe went away.
+2: an error, said in one message. 130: Ctrl-C. Nothing heavy is imported before the signals are taken care of.
+"""
+
+import contextlib
+import errno
 import io
+import os
+import signal
 import sys
-from typing import Annotated
+from types import FrameType
 
-import typer
-
-from oversmooth.commands.edit import edit
-from oversmooth.commands.features import measure, predict
-from oversmooth.commands.finetune import finetune
-from oversmooth.commands.pages import compare, report
-from oversmooth.commands.reproduce import reproduce
-from oversmooth.commands.train import train
-from oversmooth.commands.weights import architectures, inspect, verify
-from oversmooth.errors import OversmoothError
-
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    help="Inspect, measure, predict and control oversmoothing in any Transformer.",
-)
-
-
-@app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
-    if version:
-        from oversmooth import __version__
-
-        typer.echo(f"oversmooth {__version__}")
-        raise typer.Exit
-
-
-for command in (
-    inspect,
-    verify,
-    measure,
-    predict,
-    report,
-    compare,
-    edit,
-    train,
-    finetune,
-    reproduce,
-    architectures,
-):
-    app.command()(command)
+INTERRUPTED = 128 + signal.SIGINT
 
 
 def main() -> None:
-    """Entry point: our own errors end in one message, never in a traceback; typer sees to Ctrl-C and closed pipes."""
+    """Entry point: whatever the input does, the process ends with a message and a code, never with a traceback."""
+    _take_signals()
+    _open_closed_streams()
+    try:
+        code = _run()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except OSError as error:
+        code = _system_failed(error)
+    except MemoryError:
+        sys.stderr.write("error: This needs more memory than there is.\n")
+        code = 2
+    code = _flush(code)
+    if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C does not wait for threads to end
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Runs the command that the arguments name."""
+    from oversmooth.errors import OversmoothError
+
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal or a file name beyond its encoding is no reason to stop
             stream.reconfigure(errors="backslashreplace")
     try:
+        from oversmooth.commands.app import app
+
         app()
+    except SystemExit as exit_:  # how typer ends, always
+        return exit_.code if isinstance(exit_.code, int) else 0
     except OversmoothError as error:
         sys.stderr.write(f"error: {error}\n")
-        sys.exit(2)
+        return 2
+    return 0
+
+
+def _take_signals() -> None:
+    """A process that is asked to end removes what it has half written; then the signal does what it always does."""
+    own = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == own:  # not in a worker that was forked later
+            from oversmooth.output.whole_files import remove_partials
+
+            remove_partials()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        with contextlib.suppress(ValueError):  # not in the main thread: the signals are somebody else's
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, end)
+
+
+def _open_closed_streams() -> None:
+    """A stream that was closed (`>&-`) is opened on nothing, so that no file of ours becomes number 1 or 2."""
+    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+
+
+def _flush(code: int) -> int:
+    """The exit code, after everything that was printed has gone where it should."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        return _system_failed(error)
+    return code
+
+
+def _system_failed(error: OSError) -> int:
+    """A full disk is an error; the reader of a pipe may leave when it has seen enough."""
+    words = f"{error.filename} cannot be used" if error.filename else "The output cannot be written"
+    with contextlib.suppress(OSError, ValueError):  # io.UnsupportedOperation is both
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())  # what is left in the buffer goes nowhere, instead of failing again
+        os.close(nothing)
+    if error.errno == errno.EPIPE:
+        return 1
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"error: {words}: {error.strerror or error}.\n")
+    return 2

@@ -15,7 +15,7 @@ from textwrap import dedent
 import pytest
 import typer
 
-from oversmooth import cli
+from oversmooth.commands.app import app
 from oversmooth.models.families import ARCHITECTURES
 from oversmooth.training.reproduce.claims import CLAIMS
 from tests.command_line import fresh_python, oversmooth
@@ -101,7 +101,7 @@ def commands(text):
 
 def parsed(arguments):
     """Parses a command as the command line would, without running it; raises what the command line would say."""
-    group = typer.main.get_command(cli.app)
+    group = typer.main.get_command(app)
     name, command, rest = group.resolve_command(group.make_context("oversmooth", list(arguments)), arguments)
     return command.make_context(name, rest)
 

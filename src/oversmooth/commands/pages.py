@@ -15,13 +15,15 @@ from oversmooth.commands.options import (
     TrustRemoteCode,
     embedded_default,
 )
-from oversmooth.errors import BadValue, BrokenFile
+from oversmooth.errors import BadValue
 from oversmooth.output.terminal.progress_bars import stages
 from oversmooth.output.whole_files import require_writable, write_whole
 
 if TYPE_CHECKING:
     from oversmooth.output.report.blocks import Page
     from oversmooth.results import Analysis
+
+SAVED = "an analysis saved with `oversmooth report --save`"
 
 
 def report(
@@ -113,19 +115,18 @@ def _options(
 
 def _analysis(target: str, data: str | None, options: dict[str, Any]) -> "Analysis":
     """A saved analysis as it is, or a new one of a model."""
-    import json
     import shlex
 
     from oversmooth.analysis import analyze
+    from oversmooth.models.opening import local_path
+    from oversmooth.models.stores.files import LARGEST_JSON, LocalFolder, read_small
     from oversmooth.results import Analysis
+    from oversmooth.results.json_text import json_object
 
-    path = Path(target)
-    if path.suffix == ".json" and path.is_file():
-        try:
-            loaded = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise BrokenFile(target, "an analysis saved with `oversmooth report --save`", "no JSON") from error
-        return Analysis.from_dict(loaded, where=target)
+    path = local_path(target)
+    if path is not None and path.suffix == ".json" and path.is_file():
+        content = read_small(LocalFolder(path.parent), path.name, LARGEST_JSON)
+        return Analysis.from_dict(json_object(content, target, SAVED), where=target)
     words = ["oversmooth", "report", target, *(["--data", data] if data else [])]
     words += ["--max-samples", str(options["max_samples"])] if options["max_samples"] else []
     words += ["--batch-size", str(options["batch_size"]), "--max-tokens", str(options["max_tokens"])]

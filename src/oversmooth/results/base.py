@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from oversmooth.errors import BrokenFile, MissingDependency
+from oversmooth.results.json_text import json_kind
 
 if TYPE_CHECKING:
     import pandas
@@ -85,14 +86,16 @@ class SavedResult:
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
     @classmethod
-    def from_dict(cls: "type[Result]", data: dict[str, Any], where: str = "the result") -> "Result":
+    def from_dict(cls: "type[Result]", data: Any, where: str = "the result") -> "Result":
         """Restores what `to_dict` wrote; refuses a newer schema, another kind of result, or a damaged one."""
         from pydantic import TypeAdapter, ValidationError
 
+        if not isinstance(data, dict):
+            raise BrokenFile(where, f"a result of kind {cls.kind!r}", json_kind(data), "Open the right file.")
         body = dict(data)
         schema, kind = body.pop("schema", None), body.pop("kind", None)
-        if not isinstance(schema, int) or kind != cls.kind:
-            found = f"kind {kind!r} with schema {schema!r}"
+        if type(schema) is not int or kind != cls.kind:
+            found = f"kind {kind!r:.40} with schema {schema!r:.40}"
             raise BrokenFile(where, f"a result of kind {cls.kind!r}", found, "Open the right file.")
         if schema > SCHEMA_VERSION:
             raise BrokenFile(

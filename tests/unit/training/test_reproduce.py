@@ -12,7 +12,7 @@ import typer
 from scipy import stats
 
 from oversmooth import analyze
-from oversmooth.cli import app
+from oversmooth.commands.app import app
 from oversmooth.errors import BrokenFile, NotWritable, RunFailed, TargetNotFound, UnknownName
 from oversmooth.output.report.render import render
 from oversmooth.training.recipes.train import load_recipe

@@ -1,6 +1,5 @@
 """Curves over training, from the JSONL file that the monitor writes."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from oversmooth.errors import BrokenFile
 from oversmooth.output.report.blocks import Block, Page, Plot, Section, table_of
 from oversmooth.output.report.weights import rounded
+from oversmooth.results.json_text import json_object
 
 NAME = re.compile(r"smoothing/(?P<stack>[^/]+/)?(?P<metric>[^/]+)/(?:depth|layer)_(?P<place>\d+)")
 Point = dict[str, float | int]
@@ -30,20 +30,26 @@ def read_run(path: Path) -> list[Point]:
         raise BrokenFile(str(path), "a JSONL file written by the monitor", str(error), "Check the path.") from error
     for number, line in enumerate(lines, 1):
         try:
-            point = json.loads(line)
-            assert isinstance(point, dict)
-            assert isinstance(point["step"], int)
-        except (ValueError, KeyError, AssertionError) as error:
+            points.append(_point(f"{path}, line {number}", line))
+        except BrokenFile:
             if number == len(lines) and points:
                 break
-            raise BrokenFile(f"{path}, line {number}", "a JSON object with a step", line[:60], "Remove it.") from error
-        points.append(point)
+            raise
     if not points:
         raise BrokenFile(str(path), "at least one line", "none", "Train for a step first.")
     merged: dict[int, Point] = {}
     for point in points:  # a run writes its loss, its evaluation and its smoothing in lines of their own
         merged.setdefault(int(point["step"]), {}).update(point)
     return [merged[step] for step in sorted(merged)]
+
+
+def _point(place: str, line: str) -> Point:
+    """One line: a step, and numbers by name."""
+    point = json_object(line, place, "a JSON object with a step")
+    if type(point.get("step")) is not int or not 0 <= point["step"] < 2**63:
+        found = f"the step {point['step']!r:.40}" if "step" in point else "none"
+        raise BrokenFile(place, "a step that is a whole number", found, "Remove the line.")
+    return point
 
 
 def training_page(path: Path, points: Sequence[Point]) -> Page:

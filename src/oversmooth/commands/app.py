@@ -1,0 +1,46 @@
+"""All commands under one name, with what they share."""
+
+from typing import Annotated
+
+import typer
+
+from oversmooth.commands.edit import edit
+from oversmooth.commands.features import measure, predict
+from oversmooth.commands.finetune import finetune
+from oversmooth.commands.pages import compare, report
+from oversmooth.commands.reproduce import reproduce
+from oversmooth.commands.train import train
+from oversmooth.commands.weights import architectures, inspect, verify
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Inspect, measure, predict and control oversmoothing in any Transformer.",
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if version:
+        from oversmooth import __version__
+
+        typer.echo(f"oversmooth {__version__}")
+        raise typer.Exit
+
+
+for command in (
+    inspect,
+    verify,
+    measure,
+    predict,
+    report,
+    compare,
+    edit,
+    train,
+    finetune,
+    reproduce,
+    architectures,
+):
+    app.command()(command)
