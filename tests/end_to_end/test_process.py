@@ -52,18 +52,15 @@ def folder(tmp_path_factory):
 # --- Ctrl-C ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["typer", "torch", "oversmooth.spectra.spectrum", "rich.console"])
+@pytest.mark.parametrize("module", ["typer", "torch"])
 def test_ctrl_c_while_modules_are_loaded_ends_with_130_and_no_traceback(module, folder):
     done = run("inspect", folder, before=AT_IMPORT.format(module=module, signal="SIGINT"))
     assert (done.returncode, done.stdout) == (130, "")
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [("torch.linalg", "eigvals"), ("oversmooth.models.stores.safetensors", "read_header")]
-)
-def test_ctrl_c_during_the_work_ends_with_130_and_no_traceback(module, name, folder):
-    done = run("inspect", folder, before=AT_CALL.format(module=module, name=name, signal="SIGINT"))
+def test_ctrl_c_during_the_work_ends_with_130_and_no_traceback(folder):
+    done = run("inspect", folder, before=AT_CALL.format(module="torch.linalg", name="eigvals", signal="SIGINT"))
     assert (done.returncode, done.stdout) == (130, "")
     assert "Traceback" not in done.stderr
 
@@ -71,9 +68,12 @@ def test_ctrl_c_during_the_work_ends_with_130_and_no_traceback(module, name, fol
 # --- the end from outside -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+CSV = ("inspect", "{model}", "--csv", "{out}")
+EDIT = ("edit", "{model}", "--sharpen", "--out", "{out}")
+
+
 @pytest.mark.parametrize(
-    "arguments", [("inspect", "{model}", "--csv", "{out}"), ("edit", "{model}", "--sharpen", "--out", "{out}")]
+    ("name", "arguments"), [("SIGTERM", CSV), ("SIGINT", CSV), ("SIGTERM", EDIT), ("SIGHUP", EDIT)]
 )
 def test_a_process_that_is_ended_while_it_writes_leaves_nothing_behind(name, arguments, folder, tmp_path):
     words = [word.format(model=folder, out=tmp_path / "out") for word in arguments]
@@ -92,7 +92,7 @@ def test_the_process_above_does_write_when_it_is_left_alone(folder, tmp_path):
 
 # --- streams --------------------------------------------------------------------------------------------------------
 
-COMMANDS = [("architectures",), ("architectures", "--json"), ("inspect", "{model}"), ("inspect", "{model}", "--json")]
+COMMANDS = [("architectures",), ("inspect", "{model}", "--json")]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -102,13 +102,12 @@ def test_a_full_disk_is_said_in_one_line(words, folder):
     assert done.stderr == "error: The output cannot be written: No space left on device.\n"
 
 
-@pytest.mark.parametrize("words", COMMANDS[:2], ids=" ".join)
-def test_a_reader_that_leaves_is_no_error_of_ours(words, folder):
-    done = run(*words, shell="| true; exit ${PIPESTATUS[0]}")
+def test_a_reader_that_leaves_is_no_error_of_ours():
+    done = run("architectures", shell="| true; exit ${PIPESTATUS[0]}")
     assert (done.returncode, done.stderr) in ((1, ""), (0, ""))  # 0: everything was in the pipe already
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_a_stream_that_is_closed_changes_nothing_else(closed, folder, tmp_path):
     done = run("inspect", folder, "--csv", tmp_path / "rows.csv", shell=closed)
     assert (done.returncode, done.stderr) == (0, "")
@@ -120,6 +119,7 @@ def test_an_error_with_stderr_closed_still_has_its_code():
     assert done.returncode == 2
 
 
+@pytest.mark.slow
 def test_a_page_goes_to_stdout_where_it_is_told_to(folder, tmp_path):
     saved = tmp_path / "analysis.json"
     run("report", folder, "--max-samples", "2", "--save", saved, "-o", tmp_path / "x.html", check=True)

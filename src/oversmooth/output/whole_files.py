@@ -87,8 +87,8 @@ def _replaceable(path: Path) -> Path:
         raise NotWritable(str(path), "it is a folder")
     if not has_parent:
         raise NotWritable(_short(path), f"there is no folder {_short(place.parent)!r}")
-    if reason := _no_name(place):
-        raise NotWritable(_short(path), reason)
+    if fault := _no_name(place):
+        raise NotWritable(_short(path), fault)
     return place
 
 
