@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from oversmooth.errors import BrokenFile, PackedWeights, UnsafePickle, first_line, reason_of
-from oversmooth.models.stores.torch_zip import WHAT, check_records
+from oversmooth.models.stores.torch_files import WHAT, check_legacy, check_records
 from oversmooth.results import FileFacts
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
@@ -64,6 +64,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         check_records(path)
     elif start[:1] != pickle.PROTO:
         raise BrokenFile(str(path), WHAT, "neither a zip archive nor a pickle")
+    else:
+        check_legacy(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of pickle protocols that are refused next

@@ -1,15 +1,17 @@
-"""The zip archive that `torch.save` writes, checked before it is mapped into memory.
+"""Files of `torch.save`, walked before torch loads them: nothing is made, only what would be made is looked at.
 
 A mapped archive is not read record by record: `torch.load(mmap=True)` takes compressed bytes for numbers, and a record
-that is too short goes on into its neighbour. Here every record must be stored plainly and be as long as its storage says.
+that is too short goes on into its neighbour. Here every record must be stored plainly and be as long as its storage says,
+and nothing may be called that makes memory out of a number.
 """
 
 import io
+import os
 import pickle
 import zipfile
 from collections import Counter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 from oversmooth.errors import BrokenFile, first_line
 
@@ -21,6 +23,9 @@ ITEM_BYTES = {
     **dict.fromkeys(("QUInt4x2Storage", "QUInt2x4Storage", "UntypedStorage"), 1),
     "ComplexDoubleStorage": 16,
 }
+NEVER_CALLED = {"Tensor", "bytearray", *ITEM_BYTES}
+LEGACY_PICKLES = 5
+"""Magic number, version, system, the object, the keys of its storages; their bytes follow."""
 WHAT = "a PyTorch state dict"
 
 
@@ -36,17 +41,49 @@ def check_records(path: Path) -> None:
         raise
     except Exception as error:  # zipfile raises whatever its parts raise on broken bytes
         raise BrokenFile(str(path), WHAT, first_line(error)) from error
-    looking = _Looking(io.BytesIO(pickled))
-    try:
-        looking.load()
-    except Exception as error:  # as pickle does
-        raise BrokenFile(str(path), WHAT, first_line(error)) from error
+    storages = _walked(path, io.BytesIO(pickled))
     sizes = {entry.filename: entry.file_size for entry in entries}
-    for key, expected in looking.storages:
+    for key, expected in storages:
         found = sizes.get(f"{top}/data/{key}")
         if found != expected:
             has = "no such record" if found is None else f"{found}"
             raise BrokenFile(str(path), f"{expected} bytes in its record {key!r}", has)
+
+
+def check_legacy(path: Path) -> None:
+    """Raises `BrokenFile` unless the storages that a file of the format before 1.6 names fit into it."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        bounded = _Bounded(file)
+        named = [storage for _ in range(LEGACY_PICKLES) for storage in _walked(path, bounded)]
+    if sum(dict(named).values()) > size:
+        raise BrokenFile(str(path), f"{sum(dict(named).values())} bytes of storages", f"a file of {size}")
+
+
+def _walked(path: Path, file: "io.BytesIO | _Bounded") -> list[tuple[str, int]]:
+    """Key and bytes of every storage that a pickle names, as often as it is named; none where the file has ended."""
+    looking = _Looking(file)
+    try:
+        looking.load()
+    except EOFError:
+        return []
+    except Exception as error:  # pickle raises whatever its parts raise on broken bytes
+        raise BrokenFile(str(path), WHAT, first_line(error)) from error
+    return looking.storages
+
+
+class _Bounded:
+    """Reads from a file never more than it holds, whatever is asked for: Python makes room first and reads then."""
+
+    def __init__(self, file: BinaryIO):
+        self._file, self._size = file, os.fstat(file.fileno()).st_size
+        self.readline = file.readline
+
+    def read(self, count: int) -> bytes:
+        return self._file.read(min(count, self._size))
+
+    def readinto(self, buffer: Any) -> int:
+        raise pickle.UnpicklingError("a buffer")
 
 
 def _check_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
@@ -82,6 +119,13 @@ class _Inert:
         pass
 
 
+class _NeverCalled(_Inert):
+    """Stands for what may be named, but would make memory out of a number, or numbers out of nothing, when called."""
+
+    def __new__(cls, *_: Any, **__: Any) -> "_NeverCalled":
+        raise pickle.UnpicklingError(f"a call of {cls.__name__}")
+
+
 class _Looking(pickle._Unpickler):  # the one in Python, whose memory no index in the file can blow up
     """Walks a pickle without making anything of it, and notes the storages that it names."""
 
@@ -90,19 +134,19 @@ class _Looking(pickle._Unpickler):  # the one in Python, whose memory no index i
         code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
     }
 
-    def __init__(self, file: io.BytesIO):
+    def __init__(self, file: "io.BytesIO | _Bounded"):
         super().__init__(file)
         self.storages: list[tuple[str, int]] = []
         """Key and bytes, as often as they are named."""
 
     def find_class(self, module: str, name: str) -> type[_Inert]:
-        return type(name, (_Inert,), {})
+        return type(name, (_NeverCalled if name in NEVER_CALLED else _Inert,), {})
 
     def get_extension(self, code: int) -> None:
         raise pickle.UnpicklingError("an extension code")
 
     def persistent_load(self, pid: Any) -> _Inert:
-        kind, storage, key, _, count = pid
+        kind, storage, key, _, count = pid[:5]
         if kind != "storage" or not isinstance(count, int):
             raise pickle.UnpicklingError(f"a reference to {str(kind)[:40]!r}")
         self.storages.append((str(key), count * ITEM_BYTES[storage.__name__]))
