@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 EXTRAS := hf,timm,gguf,report,docs,dev
 SOURCES := src tests benchmarks examples docs/hooks
 
-.PHONY: report test test-slow check format docs public-api bench chromium constraints clean
+.PHONY: report test test-slow fuzz check format docs public-api bench chromium constraints clean
 
 report: $(STAMP)
 	$(BIN)/oversmooth report --output report.html
@@ -16,6 +16,12 @@ test: $(STAMP) check docs chromium
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+# Hostile input, seeded: make fuzz CASES=10000 SEED=0. What it looks for: docs/robustness.md.
+CASES ?= 1000
+SEED ?= 0
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check $(SOURCES)

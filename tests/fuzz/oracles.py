@@ -54,7 +54,7 @@ def _of_the_process(case: Case, done: Done) -> str:
         return f"exit code {done.returncode}"
     if "Traceback" in done.stderr:
         return "a traceback"
-    if done.returncode == 2 and not done.stderr.strip():
+    if done.returncode == 2 and not (done.stderr + done.stdout).strip():
         return "an error without a word"
     if case.is_sound and done.returncode != 0:
         return f"sound, and refused: {done.stderr[:300]}"
