@@ -285,8 +285,9 @@ def option_case(rng: random.Random, text_model: str) -> Case:
     elif command == "train":
         words += [rng.choice(("no-such-recipe", "{folder}/config.json", "{folder}", "x.toml", *WORDS[20:24]))]
     elif command != "architectures":
-        targets = ("{folder}", "{folder}", "{folder}/model.safetensors", "{folder}/config.json", *WORDS[18:24], *PLACES)
-        words += [rng.choice(targets) for _ in range(2 if command == "compare" else 1)]
+        odd = ("{folder}/config.json", *WORDS[18:24], *PLACES)
+        sound = ("{folder}", "{folder}/model.safetensors")
+        words += [rng.choice(odd if rng.random() < 0.25 else sound) for _ in range(2 if command == "compare" else 1)]
     for _ in range(rng.randrange(4)):
         option = rng.choice(OPTIONS[command])
         words.append(option)

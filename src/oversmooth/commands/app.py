@@ -24,9 +24,9 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
     if version:
-        from oversmooth import __version__
+        from importlib.metadata import version as version_of
 
-        typer.echo(f"oversmooth {__version__}")
+        typer.echo(f"oversmooth {version_of('oversmooth')}")
         raise typer.Exit
 
 
