@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import oversmooth as osm
-from oversmooth.errors import AdapterMismatch
+from oversmooth.errors import AdapterMismatch, ConfigMismatch
 from oversmooth.models import source as source_module
-from oversmooth.models.families import ARCHITECTURES, GPT_NEOX
+from oversmooth.models.families import ARCHITECTURES
 from oversmooth.models.identify import declared_for
 from oversmooth.models.opening import open_source
+from oversmooth.models.source import Stack
 from oversmooth.models.verify import require_fit
 from tests.contract.tiny_models import ALL, REPEATS, TIMM, TINY, tiny_model
 
@@ -88,32 +89,45 @@ def test_cases_that_repeat_another_one_are_of_the_same_declaration():
 
 @pytest.mark.parametrize(
     ("case", "wrong"),
-    [
-        ("gpt_neox", {"fused": "stacked"}),
-        ("phi3", {"fused": "grouped"}),
-        ("gpt2", {"stored": "out_in", "fused": "grouped"}),
-        ("falcon-grouped", {"fused": "stacked"}),
-    ],
+    [("gpt_neox", {"fused": "stacked"}), ("phi3", {"fused": "grouped"}), ("falcon-grouped", {"fused": "stacked"})],
 )
 def test_the_identity_catches_a_wrong_layout(case, wrong, monkeypatch):
     model, inputs = tiny_model(case)
     arch = declared_for(TINY[case][0])[0].for_config(open_source(model).config)
     monkeypatch.setattr(source_module, "declared_for", lambda _: [replace(arch, **wrong)])
-    try:
-        checked = osm.verify(model, inputs=inputs)
-    except osm.OversmoothError:
-        return  # caught even earlier, by the shapes
+    checked = osm.verify(model, inputs=inputs)
     with pytest.raises(AdapterMismatch, match="equal-token identity"):
         require_fit(checked)
 
 
-def test_the_identity_catches_a_missing_bias(monkeypatch):
+def test_shapes_catch_a_wrong_layout_before_the_identity_does(monkeypatch):
+    model, inputs = tiny_model("gpt2")
+    arch = declared_for("gpt2")[0].for_config(open_source(model).config)
+    monkeypatch.setattr(source_module, "declared_for", lambda _: [replace(arch, stored="out_in")])
+    with pytest.raises(ConfigMismatch, match="rows"):
+        osm.verify(model, inputs=inputs)
+
+
+@pytest.mark.parametrize("bias", ["b_v", "b_o"])
+def test_the_identity_catches_a_missing_bias(bias, monkeypatch):
     model, inputs = tiny_model("gpt_neox")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("attention.query_key_value.bias", "attention.dense.bias")):
+                parameter.uniform_(0.1, 0.2, generator=torch.Generator().manual_seed(0))
+    require_fit(osm.verify(model, inputs=inputs))
+    read_all = Stack.weights
+
+    def without_one(stack, position, read):
+        weights = read_all(stack, position, read)
+        assert getattr(weights, bias) is not None
+        return replace(weights, **{bias: None})
+
+    monkeypatch.setattr(Stack, "weights", without_one)
     checked = osm.verify(model, inputs=inputs)
-    assert checked.passed
-    monkeypatch.setattr(source_module, "declared_for", lambda _: [replace(GPT_NEOX, n_kv=2)])
-    with pytest.raises(osm.OversmoothError):
-        require_fit(osm.verify(model, inputs=inputs))
+    assert not checked.passed
+    with pytest.raises(AdapterMismatch, match="equal-token identity"):
+        require_fit(checked)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oversmooth.models.canonical import AttentionWeights, summed_over_groups
+from oversmooth.spectra.folding import folded_output, folded_values, norm_after, norm_before, norm_on_branch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,31 +71,23 @@ def folded_map(
     `... H C' G' g`; G is the norm's weight, C the centring of a LayerNorm, g the branch gain. `None` without norms.
     A `plain` map that is already there is taken instead of building it again.
     """
-    before = weights.norms.get("attn_norm")
-    branch = weights.norms.get("attn_branch_norm")
-    if before is None and branch is None and weights.gain is None:
+    if not weights.norms.keys() & {"attn_norm", "attn_branch_norm"} and weights.gain is None:
         return None
     plain = plain or plain_map(weights, dtype)
-    left, right, words = plain.left, plain.right, []
-    if before is not None and weights.residual != "post":
-        right = right * before.weight.to(dtype)
-        right = right - right.mean(1, keepdim=True) if before.kind == "layer" else right
-        words.append("norm before attention")
-    if branch is not None:
-        left = left - left.mean(0) if branch.kind == "layer" else left
-        left = branch.weight.to(dtype)[:, None] * left
-        words.append("norm on the branch")
-    if weights.gain is not None:
-        left = weights.gain.to(dtype)[:, None] * left
-        words.append("branch gain")
-    if before is None or weights.residual != "post":
-        return ValueMap(left=left, right=right), ", ".join(words)
-    weight, is_centred = before.weight.to(dtype)[:, None], before.kind == "layer"
+    after = norm_after(weights, plain.left)
+    words = {
+        "norm before attention": norm_before(weights) is not None,
+        "norm on the branch": norm_on_branch(weights) is not None,
+        "branch gain": weights.gain is not None,
+        "norm after the sum": after is not None,
+    }
+    folded = ValueMap(
+        left=folded_output(weights, plain.left),
+        right=folded_values(weights, plain.right),
+        extra=None if after is None else after.columns,
+    )
+    return folded, ", ".join(word for word, is_there in words.items() if is_there)
 
-    def norm_after(x: Float[Tensor, "d_model column"]) -> Float[Tensor, "d_model column"]:
-        return weight * (x - x.mean(0) if is_centred else x)
-
-    return ValueMap(left=left, right=right, extra=norm_after), ", ".join([*words, "norm after the sum"])
 
 
 def value_norm_and_asymmetry(value_map: ValueMap) -> tuple[float, float | None]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from oversmooth.models.canonical import AttentionWeights, Norm
 from oversmooth.prediction.theory.operator import LayerOperator, ValuePath, value_path
+from oversmooth.spectra import folding
 
 NO_EPSILON: Mapping[str, float] = {}
 
@@ -68,11 +69,11 @@ class AttentionLayer:
 
     @property
     def norm_before(self) -> Norm | None:
-        return None if self.weights.residual == "post" else self.weights.norms.get("attn_norm")
+        return folding.norm_before(self.weights)
 
     @property
     def norm_on_branch(self) -> Norm | None:
-        return self.weights.norms.get("attn_branch_norm")
+        return folding.norm_on_branch(self.weights)
 
     def operator(self, attention: Float[Tensor, "head token token"], scale: float) -> LayerOperator:
         """What acts across the branch at a common token scale: the operator of the ladder."""

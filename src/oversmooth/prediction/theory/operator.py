@@ -16,6 +16,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from oversmooth.models.canonical import AttentionWeights, summed_over_groups
+from oversmooth.spectra.folding import NormAfter, folded_output, folded_values, norm_after
 from oversmooth.spectra.value_map import ValueMap
 
 View = Literal["plain", "branch", "folded"]
@@ -73,7 +74,7 @@ class ValuePath:
         """The linear part of the norm after the sum, without its scale."""
         if self.after_weight is None:
             return x
-        return (x - x.mean(-1, keepdim=True) if self.after_centres else x) * self.after_weight
+        return NormAfter(weight=self.after_weight, centres=self.after_centres).rows(x)
 
     @cached_property
     def value_rows(self) -> Float[Tensor, "channel d_model"]:
@@ -151,27 +152,17 @@ class ValuePath:
 
 
 def value_path(weights: AttentionWeights, view: View, dtype: torch.dtype = torch.float32) -> ValuePath:
-    """The value path of a layer in one of three views, at unit token scale.
-
-    In the row convention, G a norm's weight, C the centring of a LayerNorm and g the gain of the branch: a norm before
-    attention gives `C G W_V`, a norm on the branch and the gain `W_O C G g`, a norm after the sum N = `C G`.
-    """
+    """The value path of a layer in one of three views, at unit token scale."""
     w_v, w_o = weights.w_v.to(dtype), weights.w_o.to(dtype)
     if view == "plain":
         return ValuePath(w_v=w_v, w_o=w_o)
-    norm, branch = weights.norms.get("attn_norm"), weights.norms.get("attn_branch_norm")
-    is_after = weights.residual == "post"
-    if norm is not None and not is_after:
-        w_v = w_v * norm.weight.to(w_v)
-        w_v = w_v - w_v.mean(-1, keepdim=True) if norm.kind == "layer" else w_v
-    if branch is not None:
-        w_o = w_o - w_o.mean(0) if branch.kind == "layer" else w_o
-        w_o = branch.weight.to(w_o)[:, None, None] * w_o
-    if weights.gain is not None:
-        w_o = weights.gain.to(w_o)[:, None, None] * w_o
-    if norm is None or not is_after or view == "branch":
-        return ValuePath(w_v=w_v, w_o=w_o)
-    return ValuePath(w_v=w_v, w_o=w_o, after_weight=norm.weight.to(w_v), after_centres=norm.kind == "layer")
+    after = norm_after(weights, w_v) if view == "folded" else None
+    return ValuePath(
+        w_v=folded_values(weights, w_v),
+        w_o=folded_output(weights, w_o),
+        after_weight=None if after is None else after.weight,
+        after_centres=after is not None and after.centres,
+    )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
