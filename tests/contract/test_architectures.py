@@ -104,7 +104,7 @@ def test_shapes_catch_a_wrong_layout_before_the_identity_does(monkeypatch):
     model, inputs = tiny_model("gpt2")
     arch = declared_for("gpt2")[0].for_config(open_source(model).config)
     monkeypatch.setattr(source_module, "declared_for", lambda _: [replace(arch, stored="out_in")])
-    with pytest.raises(ConfigMismatch, match="rows"):
+    with pytest.raises(ConfigMismatch, match="disagree about the width"):
         osm.verify(model, inputs=inputs)
 
 

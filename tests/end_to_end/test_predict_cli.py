@@ -169,9 +169,9 @@ def test_real_text_gives_the_same_picture():
     ("arguments", "pieces"),
     [
         (("--what-if", "no_skipp"), ("no_skip", "Known")),
-        (("--what-if", "neutreno"), ("can only be measured",)),
+        (("--what-if", "neutreno"), ("not supported as a what-if", "osm.apply")),
         (("--what-if", "scale"), ("scale:FACTOR",)),
-        (("--dtype", "float16"), ("float32 or float64",)),
+        (("--dtype", "float16"), ("float32, float64",)),
         (("--data", "nowhere.txt"), ("nowhere.txt",)),
         (("--csv", "no/such/folder/rows.csv"), ("cannot be written",)),
         (("--device", "abacus"), ("device",)),

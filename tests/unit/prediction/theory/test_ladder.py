@@ -130,9 +130,9 @@ def test_rung_2_splits_into_the_gains_of_both_parts():
 
 def test_a_mean_of_zero_leaves_rungs_without_a_value():
     source = generator(4)
-    half = normal(source, 3, 6)
-    x = torch.cat([half, -half])  # whose mean is zero to the last bit
-    rungs = climb(pre_norm_layer(source), random_attention(source, 2, 6), x).rungs
+    one = normal(source, 1, 6)
+    x = torch.cat([one, -one])  # whose mean is zero to the last bit
+    rungs = climb(pre_norm_layer(source), random_attention(source, 2, 2), x).rungs
     assert rungs[0] is not None
     assert rungs[1:] == (None, None, None, None)
 
