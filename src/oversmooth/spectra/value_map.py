@@ -89,7 +89,6 @@ def folded_map(
     return folded, ", ".join(word for word, is_there in words.items() if is_there)
 
 
-
 def value_norm_and_asymmetry(value_map: ValueMap) -> tuple[float, float | None]:
     """`norm(H)` and `norm(H - H^T) / (2 norm(H))`, Frobenius, for a map without `extra`.
 
