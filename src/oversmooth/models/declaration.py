@@ -77,6 +77,10 @@ class Arch:
     """Config key that counts further ones (registers)."""
     token_axis: int = 1
     shared_layers: bool = False
+    needs_config: bool = False
+    """Whether bare tensor names never say that it is this family, because those of others contain them."""
+    gain_is_optional: bool = False
+    """Whether some models of the family have no branch gain."""
     is_hybrid: bool = False
     """Whether only some blocks have softmax attention; the others are left out and counted."""
     residual_gain: str = ""

@@ -465,6 +465,7 @@ WAV2VEC2 = Arch(
 TIMM_VIT = Arch(
     name="timm_vit",
     model_types=("timm_vit",),
+    gain_is_optional=True,
     kind="image",
     prefix_tokens_key="num_prefix_tokens",
     paths=Paths(
@@ -501,6 +502,7 @@ TORCH_ENCODER = Arch(
 TORCH_ATTENTION = Arch(
     name="torch_attention",
     model_types=("torch_attention",),
+    needs_config=True,
     paths=Paths(block="{i}", qkv="in_proj_*", v="v_proj_*", o="out_proj"),
     when=(When(key="batch_first", value=False, change={"token_axis": 0}),),
 )

@@ -52,7 +52,7 @@ def candidates_by_name(names: Collection[str]) -> dict[str, list[Arch]]:
 
 
 def _tensors_explained(arch: Arch, names: Collection[str]) -> set[str]:
-    if arch.name == "torch_attention" or arch.is_hybrid:
+    if arch.needs_config or arch.is_hybrid:
         return set()  # their names are contained in those of others; they need a live model or a config
     try:
         stacks = resolve(arch, names)
@@ -64,7 +64,7 @@ def _tensors_explained(arch: Arch, names: Collection[str]) -> set[str]:
         return set()
     if arch.norm != "layer" and any(norm.bias for block in blocks for norm in block.norms.values()):
         return set()  # RMS norms have no bias
-    if arch.paths.attn_gain and not any(block.gain for block in blocks) and arch.name != "timm_vit":
+    if arch.paths.attn_gain and not arch.gain_is_optional and not any(block.gain for block in blocks):
         return set()
     return {name for block in blocks for name in block}
 

@@ -12,6 +12,8 @@ import numpy
 from torch import nn
 
 from oversmooth.analysis import analyze
+from oversmooth.models.inputs import longest_text
+from oversmooth.models.opening import open_source
 from oversmooth.output.whole_files import write_whole
 from oversmooth.training.recipes.job import Evaluate, Job, Numbers, Rhythm
 from oversmooth.training.recipes.language.superglue.classifier import Classifier, load_encoder, save_classifier
@@ -90,7 +92,7 @@ def task_job(
     """Trains on train, judges on validation once at the end, predicts test and the diagnostic sets."""
     settings = recipe.training
     examples = {name: split.examples for name, split in splits.items()}
-    max_tokens = min(settings.max_tokens, positions_of(checkpoint), tokenizer.model_max_length)
+    max_tokens = longest_text(open_source(checkpoint).config, min(settings.max_tokens, tokenizer.model_max_length))
     encoded = partial(EncodedExamples, tokenizer=tokenizer, max_tokens=max_tokens)
     collate = Collate(tokenizer.pad_token_id)
     judge = Judge(task, examples["validation"], request.out / "predictions")
@@ -152,15 +154,6 @@ def learning_rate(recipe: FinetuneRecipe, step: int, steps: int) -> float:
     warmup = round(recipe.training.warmup * steps)
     peak = recipe.optimizer.learning_rate
     return warm_cosine(step, peak=peak, warmup_steps=warmup, cosine_steps=steps - warmup, warmup_first=True)
-
-
-def positions_of(checkpoint: str) -> int:
-    """How many tokens the encoder has positions for; RoBERTa and its kin keep two of theirs for themselves."""
-    from oversmooth.models.opening import open_source
-
-    config = open_source(checkpoint).config
-    found = int(config.get("max_position_embeddings") or 10**6)
-    return found - 2 if "roberta" in str(config.get("model_type")) else found
 
 
 def _probe(examples: EncodedExamples, collate: Collate) -> dict[str, Any]:
