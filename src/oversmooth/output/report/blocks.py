@@ -110,6 +110,8 @@ class Page:
     facts: tuple[tuple[str, str], ...]
     sections: tuple[Section, ...]
     footer: str
+    summary: str = ""
+    """A few sentences below the verdict."""
 
 
 def cell(value: object, tone: str = "") -> Cell:

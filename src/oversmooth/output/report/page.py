@@ -11,7 +11,7 @@ from oversmooth.output.report.theory import (
     what_if_section,
 )
 from oversmooth.output.report.weights import heads_section, layer_name, norms_section, spectra_section
-from oversmooth.output.report.words import verdict
+from oversmooth.output.report.words import headline, summary
 from oversmooth.results import Analysis, Provenance
 
 DEFINITIONS = (
@@ -48,7 +48,8 @@ def page_of(analysis: Analysis) -> Page:
     return Page(
         title=f"oversmooth: {provenance.target}",
         eyebrow=provenance.target,
-        verdict=verdict(analysis),
+        verdict=headline(analysis),
+        summary=summary(analysis),
         facts=_facts(analysis),
         sections=tuple(section for section in sections if section is not None),
         footer="Made by oversmooth. This page needs no network and sends nothing anywhere.",

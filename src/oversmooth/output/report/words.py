@@ -1,24 +1,31 @@
 """The answer in a few sentences: what was measured first, then what the theory says, each with one quantity."""
 
 from oversmooth.output.words import depth_words, ends_words, who_words
-from oversmooth.results import Analysis, Inspection, Measurement, Prediction
+from oversmooth.results import Analysis, Inspection, Prediction
 
 
-def verdict(analysis: Analysis) -> str:
-    """What happens, who does it, and what the weights say; only what was seen."""
-    parts = []
-    if analysis.measurement:
-        parts.append(_measured(analysis.measurement))
-    parts.append(_predicted(analysis.prediction) if analysis.prediction else _weights(analysis.inspection))
-    return " ".join(part for part in parts if part)
-
-
-def _measured(measurement: Measurement) -> str:
-    if not measurement.attributions:
+def headline(analysis: Analysis) -> str:
+    """One sentence: what was measured from embedding to output; of a model that was not run, what its weights tend to."""
+    if analysis.measurement is None:
+        return _weights(analysis.inspection)
+    if not analysis.measurement.attributions:
         return "No sequence could be measured."
-    attribution = measurement.attributions[0]
-    cosine = ends_words(measurement, "cosine", "Mean cosine")
-    return " ".join(part for part in (depth_words(attribution), who_words(attribution), cosine) if part)
+    return depth_words(analysis.measurement.attributions[0])
+
+
+def summary(analysis: Analysis) -> str:
+    """The sentences below it: who does it, the mean cosine, and what the theory says in its own words."""
+    parts = []
+    if analysis.measurement is not None and analysis.measurement.attributions:
+        parts += [
+            who_words(analysis.measurement.attributions[0]),
+            ends_words(analysis.measurement, "cosine", "Mean cosine"),
+        ]
+    if analysis.prediction is not None:
+        parts.append(_predicted(analysis.prediction))
+    elif analysis.measurement is not None:
+        parts.append(_weights(analysis.inspection))
+    return " ".join(part for part in parts if part)
 
 
 def _predicted(prediction: Prediction) -> str:

@@ -1,0 +1,111 @@
+"""The headline follows the measurement, one quantity per sentence; theory speaks for itself beside it."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import oversmooth as osm
+from oversmooth.output.report.features import _parts_per_depth, curve_figure
+from oversmooth.output.report.theory import regime_strip
+from oversmooth.output.report.words import headline, summary
+from oversmooth.output.terminal.tables import show_measurement
+from oversmooth.output.words import depth_words, who_words
+from oversmooth.results import Analysis
+from tests.contract.tiny_models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def analysed():
+    model, inputs = tiny_model("vit")
+    images = torch.rand(4, *inputs["pixel_values"].shape[1:], generator=torch.Generator().manual_seed(0))
+    data = [{"pixel_values": images}]
+    return Analysis(
+        inspection=osm.inspect(model),
+        measurement=osm.measure(model, data),
+        prediction=osm.predict(model, data, heads=False),
+    )
+
+
+def with_total(analysed, **facts):
+    attribution = dataclasses.replace(analysed.measurement.attributions[0], **facts)
+    return dataclasses.replace(
+        analysed, measurement=dataclasses.replace(analysed.measurement, attributions=(attribution,))
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "pieces"),
+    [
+        (
+            {"total": -0.46, "interval": (-0.5, -0.4), "direction": "smoothing"},
+            ("Smoother with depth", "-0.46", "-0.50 to -0.40"),
+        ),
+        (
+            {"total": 0.22, "interval": (0.1, 0.3), "direction": "sharpening"},
+            ("Sharper with depth", "+0.22", "4 sequences"),
+        ),
+        (
+            {"total": 0.22, "interval": (-0.1, 0.5), "direction": "no clear change"},
+            ("No clear change with depth", "+0.22"),
+        ),
+        (
+            {"total": -0.3, "interval": None, "sequences": 1, "direction": "smoothing"},
+            ("Smoother with depth on the one sequence measured, which gives no interval", "-0.30"),
+        ),
+    ],
+)
+def test_the_headline_says_what_was_measured_and_how_sure_it_is(analysed, facts, pieces):
+    said = headline(with_total(analysed, **facts))
+    for piece in (*pieces, "the final norm included"):
+        assert piece in said
+    assert "cosine" not in said  # one quantity per sentence
+    assert "cosine" in summary(with_total(analysed, **facts))
+
+
+def test_the_chart_ends_where_the_headline_ends(analysed):
+    """The total counts the final norm, so the curve shows it: the last point is what leaves the model."""
+    measurement = analysed.measurement
+    final = measurement.final("hfc_lfc")
+    assert final.place == "final_norm"
+    figure = curve_figure(measurement, "hfc_lfc")
+    assert figure["traces"][-1]["y"][-1] == pytest.approx(final.mean, rel=1e-3)
+    assert figure["layout"]["xaxis"]["ticktext"][-1] == "final norm"
+    bars = _parts_per_depth(measurement.attributions[0])
+    assert [trace["name"] for trace in bars["traces"]] == ["attention", "feed-forward", "final norm", "sum"]
+    assert sum(bars["traces"][-1]["y"]) == pytest.approx(measurement.attributions[0].total, rel=1e-2, abs=1e-3)
+
+
+def test_kinds_add_up_to_the_total_and_each_has_its_own_interval(analysed):
+    attribution = analysed.measurement.attributions[0]
+    assert sum(kind.change for kind in attribution.kinds) == pytest.approx(attribution.total)
+    assert [kind.part for kind in attribution.kinds] == ["attention", "feed-forward", "final norm"]
+    for kind in attribution.kinds:
+        low, high = kind.interval
+        assert low < kind.change < high
+        assert (kind.direction == "no clear change") == (low <= 0 <= high)
+        assert kind.part in who_words(attribution).lower()
+
+
+def test_layer_cards_are_labelled_by_the_measurement_and_theory_has_its_own_line(analysed):
+    layers = analysed.prediction.layers
+    assert layers[0].measured_sequences == 4
+    faked = dataclasses.replace(
+        layers[0], measured=-1.04, measured_interval=(-1.2, -0.9), direction="smoothing", regime="sharpening"
+    )
+    strip = regime_strip(dataclasses.replace(analysed.prediction, layers=(faked,)))
+    (card,) = strip.items
+    assert "smooths" in card.word
+    assert card.tone == "smoothing"
+    assert card.lines == ("measured -1.04 (-1.20 to -0.90)", "would sharpen if repeated")
+
+
+def test_page_table_and_json_say_the_same(analysed, capsys):
+    attribution = analysed.measurement.attributions[0]
+    show_measurement(analysed.measurement)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert depth_words(attribution) in printed
+    assert headline(analysed) == depth_words(attribution)
+    saved = analysed.measurement.to_dict()["attributions"][0]
+    assert saved["direction"] == attribution.direction
+    assert tuple(saved["interval"]) == attribution.interval
