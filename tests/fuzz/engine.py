@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 SECONDS = 20.0
-"""A case that takes longer hangs."""
+"""A case that takes longer hangs; where more processes want the cores than there are, it has so many times as long."""
 BYTES = 2**30
 """A case that needs more memory than this, beside what the process has already, has no measure."""
 PER_WORKER = 100
@@ -46,21 +46,7 @@ Judge = Callable[[int], Result]
 
 
 def run(judge: Judge, indices: list[int], jobs: int) -> Iterator[Result]:
-    """The results of all cases as they come; `judge` runs in the workers.
-
-    A case that took too long runs once more by itself at the end, and counts if it does so again: the machine may be busy.
-    """
-    late = []
-    for result in _run(judge, indices, jobs):
-        if result.outcome == "hung":
-            late.append(result.index)
-        else:
-            yield result
-    for index in late:
-        yield from _run(judge, [index], 1)
-
-
-def _run(judge: Judge, indices: list[int], jobs: int) -> Iterator[Result]:
+    """The results of all cases as they come; `judge` runs in the workers."""
     batches = [indices[start : start + PER_WORKER] for start in range(0, len(indices), PER_WORKER)]
     lanes: list[_Lane] = []
     while batches or lanes:
@@ -70,7 +56,7 @@ def _run(judge: Judge, indices: list[int], jobs: int) -> Iterator[Result]:
         for lane in list(lanes):
             if lane.pipe in ready:
                 yield from _heard(lane)
-            if lane.running is not None and time.monotonic() - lane.since > SECONDS:
+            if lane.running is not None and time.monotonic() - lane.since > SECONDS * _crowding():
                 os.kill(lane.pid, signal.SIGKILL)
                 yield Result(lane.running, "", "hung", f"more than {SECONDS:g} seconds")
                 lane.running = None
@@ -82,6 +68,11 @@ def _run(judge: Judge, indices: list[int], jobs: int) -> Iterator[Result]:
                 lanes.remove(lane)
                 if lane.waiting:
                     batches.insert(0, lane.waiting)
+
+
+def _crowding() -> float:
+    """How many processes share a core of this machine, at least one."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def _started(judge: Judge, batch: list[int]) -> _Lane:

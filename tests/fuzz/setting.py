@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 
+from oversmooth.commands import app
 from oversmooth.models.stores import http
 from tests.contract.tiny_models import tiny_model
 from tests.fuzz import checkpoints, others
@@ -63,7 +65,8 @@ class Setting:
 
 
 def made(folder: Path) -> Setting:
-    """Writes the models and the analysis into a folder."""
+    """Writes the models and the analysis into a folder, and builds the commands once for all cases."""
+    app.app = typer.main.get_command(app.app)  # type: ignore[assignment]
     from transformers import BertTokenizerFast
 
     for case in ("bert", "vit"):
