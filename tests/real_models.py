@@ -1,5 +1,6 @@
 """Small real pretrained models that come from the package index; tests skip with a reason where they are absent."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,3 +22,11 @@ def albert() -> Path:
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("the package rxnmapper is not installed")
     return Path(spec.submodule_search_locations[0]) / "models/transformers/albert_heads_8_uspto_all_1310k"
+
+
+def real_model(name: str) -> Path:
+    """A folder of that name where `OVERSMOOTH_MODELS` points, or a skip with its reason."""
+    folder = Path(os.environ.get("OVERSMOOTH_MODELS", "")) / name
+    if "OVERSMOOTH_MODELS" not in os.environ or not folder.is_dir():
+        pytest.skip(f"OVERSMOOTH_MODELS does not name a folder with {name} in it")
+    return folder

@@ -6,10 +6,11 @@ target -> inspect                        always: weights only
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from oversmooth.data.batches import Batch
-from oversmooth.errors import NoAttentionMaps, NotLive, OversmoothError, WrongBatch
+from oversmooth.data.reading import Reading, ReadingOptions
+from oversmooth.errors import NoAttentionMaps, NotLive, OversmoothError, UnknownTokens, WrongBatch
 from oversmooth.measurement.measurement import measure
 from oversmooth.models.live import load_model
 from oversmooth.models.opening import open_source
@@ -30,22 +31,20 @@ def analyze(
     target: Target,
     batches: Iterable[Batch] | str | None = None,
     *,
-    max_samples: int | None = None,
-    batch_size: int = 8,
-    max_tokens: int = 128,
-    seed: int = 0,
     device: str | None = None,
     trust_remote_code: bool = False,
     what_ifs: Sequence[str] = WHAT_IFS,
     solve: int = 2,
     command: str = "",
     stage: Stage = lambda name: no_progress,
+    **reading: Unpack[ReadingOptions],
 ) -> Analysis:
     """Inspection, verification, measurement and prediction of one model; what cannot be made is missing with a reason.
 
     Takes the same targets and data as `inspect` and `measure`. A model that cannot be run (a lone file, a URL, GGUF)
     gives the weights part.
     """
+    Reading(**reading)  # what cannot be is said before anything is read
     source = open_source(target)
     inspection = inspect(target, progress=stage("Reading weights"))
     missing = list(inspection.missing)
@@ -57,14 +56,7 @@ def analyze(
     live = replace(source, module=model)  # loaded once, run by every part
     verification = _tried("verification", missing, lambda: verify(live))
     given = None if batches is None or isinstance(batches, str) else list(batches)  # both parts see the same data
-    options: dict[str, Any] = {
-        "max_samples": max_samples,
-        "batch_size": batch_size,
-        "max_tokens": max_tokens,
-        "seed": seed,
-        "device": device,
-        "trust_remote_code": trust_remote_code,
-    }
+    options: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code, **reading}
     data = batches if given is None else given
     noted = missing if batches is None else None
     show = stage("Measuring features")
@@ -89,7 +81,7 @@ def _tried(part: str, missing: list[Missing] | None, make: Callable[[], T]) -> T
     """The part, or `None` with the reason noted; data that the user gave must work, so then the error stands."""
     try:
         return make()
-    except (NotLive, WrongBatch, NoAttentionMaps) as error:
+    except (NotLive, WrongBatch, UnknownTokens, NoAttentionMaps) as error:
         if missing is None:
             raise
         missing.append(_missing(part, error))

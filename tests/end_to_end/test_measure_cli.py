@@ -19,7 +19,7 @@ def measured(tmp_path_factory):
     text = folder / "texts.txt"
     text.write_text("\n\n".join(t.replace("\n\n", "\n") for t in sample_texts()), encoding="utf-8")
     outputs = ["--csv", folder / "rows.csv", "--parquet", folder / "rows.parquet"]
-    done = oversmooth("measure", minilm(), "--data", text, "--json", *outputs)
+    done = oversmooth("measure", minilm(), "--data", text, "--max-tokens", 512, "--json", *outputs)
     assert done.returncode == 0, done.stderr
     return folder, text, Measurement.from_dict(json.loads(done.stdout))
 
@@ -32,7 +32,7 @@ def plain_reference(text):
     model = AutoModel.from_pretrained(minilm()).eval()
     cosines, ratios = [], []
     for paragraph in [part for part in text.read_text(encoding="utf-8").split("\n\n") if part.strip()]:
-        encoded = tokenizer(paragraph.strip(), truncation=True, max_length=128, return_tensors="pt")
+        encoded = tokenizer(paragraph.strip(), return_tensors="pt")
         with torch.no_grad():
             states = model(**encoded, output_hidden_states=True).hidden_states
         for row, h in enumerate(states):
@@ -140,7 +140,7 @@ def image_model_with_text(folder):
         (empty_file, ("nothing to measure", "it is empty")),
         (one_token_texts, ("square number", "17")),
         (image_model_with_text, ("images", "text file")),
-        (lambda folder: [minilm(), "--data", folder / "absent"], ("a file, a folder or a dataset name",)),
+        (lambda folder: [minilm(), "--data", folder / "absent"], ("expected a file or a folder", "none of that name")),
         (lambda folder: [minilm(), "--metrics", "cosin"], ("Close: cosine",)),
         (lambda folder: [minilm(), "--at", "everywhere"], ("Unknown place",)),
         (lambda folder: [minilm(), "--device", "gpu9"], ("device",)),

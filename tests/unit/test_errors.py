@@ -91,6 +91,14 @@ EXAMPLES = {
         ("m", ["a.weight"], [("b.bias", (3,), (4,))], ["c.weight"]),
         ("1 missing (a.weight)", "b.bias: (3,) in the file, (4,) in the model", "c.weight", "random numbers"),
     ),
+    "UnknownTokens": (
+        (30, 100, 0.2),
+        ("does not know 30 of 100 tokens (30%; at most 20%", "--ids FILE", "--allow-unknown"),
+    ),
+    "UnknownPreprocessing": (
+        ("timm's ViT",),
+        ("Nothing says which mean", "timm's ViT was trained with", "--mean 0.485,0.456,0.406 --std"),
+    ),
     "NotLive": (
         ("m", "verify", "no config"),
         ("`verify` has to run", "'m' cannot be run: no config", "oversmooth inspect m"),

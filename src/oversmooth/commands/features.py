@@ -6,22 +6,21 @@ from typing import Annotated
 import typer
 
 from oversmooth.commands.options import (
-    BatchSize,
     CsvFile,
     DataOption,
     Device,
     Json,
-    MaxSamples,
-    MaxTokens,
-    Seed,
     TargetArgument,
     TrustRemoteCode,
     embedded_default,
 )
+from oversmooth.commands.reading import reads_data
+from oversmooth.data.reading import ReadingOptions
 from oversmooth.output.terminal.progress_bars import one_bar
 from oversmooth.output.whole_files import require_writable
 
 
+@reads_data
 def measure(
     target: TargetArgument = None,
     data: DataOption = None,
@@ -32,15 +31,13 @@ def measure(
         str, typer.Option(help="Where to measure: stream, norms, branches, all, or a comma-separated list of places.")
     ] = "stream",
     prefix_tokens: Annotated[str, typer.Option(help="What to do with CLS and register tokens: keep or drop.")] = "keep",
-    max_samples: MaxSamples = None,
-    batch_size: BatchSize = 8,
-    max_tokens: MaxTokens = 128,
-    seed: Seed = 0,
     device: Device = None,
     json: Json = False,
     csv: CsvFile = None,
     parquet: Annotated[Path | None, typer.Option(help="Also write the rows to this Parquet file.")] = None,
     trust_remote_code: TrustRemoteCode = False,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Run the model and measure how alike its tokens become over depth, and which sub-block does it."""
     from oversmooth.measurement.measurement import measure as measure_
@@ -58,13 +55,10 @@ def measure(
             metrics=names,
             at=at if "," not in at else at.split(","),
             prefix_tokens=prefix_tokens,
-            max_samples=max_samples,
-            batch_size=batch_size,
-            max_tokens=max_tokens,
-            seed=seed,
             device=device,
             trust_remote_code=trust_remote_code,
             progress=progress,
+            **reading,
         )
     if csv is not None:
         tables.write_csv(csv, result.rows())
@@ -76,6 +70,7 @@ def measure(
     tables.show_measurement(result)
 
 
+@reads_data
 def predict(
     target: TargetArgument = None,
     data: DataOption = None,
@@ -91,15 +86,13 @@ def predict(
     ] = 0,
     solve: Annotated[int, typer.Option(help="Number of sequences whose eigenvalue problems are solved.", min=1)] = 4,
     heads: Annotated[bool, typer.Option("--heads", help="Also print a table with one row per head.")] = False,
-    max_samples: MaxSamples = None,
-    batch_size: BatchSize = 8,
-    max_tokens: MaxTokens = 128,
     dtype: Annotated[str, typer.Option(help="Precision of the theory: float32 or float64.")] = "float32",
-    seed: Seed = 0,
     device: Device = None,
     json: Json = False,
     csv: CsvFile = None,
     trust_remote_code: TrustRemoteCode = False,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Show what the theory predicts for every layer, next to what is measured there, and where they differ."""
     from oversmooth.output.terminal.prediction_tables import show_prediction
@@ -114,14 +107,11 @@ def predict(
             what_ifs=what_if or (),
             simulate=simulate,
             solve=solve,
-            max_samples=max_samples,
-            batch_size=batch_size,
-            max_tokens=max_tokens,
             dtype=dtype,
-            seed=seed,
             device=device,
             trust_remote_code=trust_remote_code,
             progress=progress,
+            **reading,
         )
     if csv is not None:
         write_csv(csv, result.head_rows() if heads else result.rows())

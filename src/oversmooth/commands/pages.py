@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oversmooth.commands.options import (
-    BatchSize,
     DataOption,
     Device,
-    MaxSamples,
-    MaxTokens,
-    Seed,
     TrustRemoteCode,
     embedded_default,
 )
+from oversmooth.commands.reading import reads_data, words_of
+from oversmooth.data.reading import ReadingOptions
 from oversmooth.errors import BadValue
 from oversmooth.output.terminal.progress_bars import stages
 from oversmooth.output.whole_files import require_writable, write_whole
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
 SAVED = "an analysis saved with `oversmooth report --save`"
 
 
+@reads_data
 def report(
     targets: Annotated[
         list[str] | None,
@@ -40,12 +39,10 @@ def report(
     run: Annotated[
         Path | None, typer.Option(help="Show training curves from the JSONL file of a monitor instead.")
     ] = None,
-    max_samples: MaxSamples = None,
-    batch_size: BatchSize = 8,
-    max_tokens: MaxTokens = 128,
-    seed: Seed = 0,
     device: Device = None,
     trust_remote_code: TrustRemoteCode = False,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Write one self-contained HTML page with the verdict, the curves, the spectra and the explanation."""
     from oversmooth.output.report.compare import compare_page
@@ -57,8 +54,8 @@ def report(
     if run is not None:
         page = training_page(run, read_run(run))
     else:
-        options = _options(max_samples, batch_size, max_tokens, seed, device, trust_remote_code)
-        analyses = [_analysis(target, data, options) for target in targets or [embedded_default()]]
+        options = {"device": device, "trust_remote_code": trust_remote_code}
+        analyses = [_analysis(target, data, reading, options) for target in targets or [embedded_default()]]
         page = page_of(analyses[0]) if len(analyses) == 1 else compare_page(analyses)
         if save is not None:
             text = analyses[0].to_json(indent=1)
@@ -69,16 +66,15 @@ def report(
     _put(page, output)
 
 
+@reads_data
 def compare(
     targets: Annotated[list[str], typer.Argument(help="Two or more models, or analyses saved with `report --save`.")],
     data: DataOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("compare.html"),
-    max_samples: MaxSamples = None,
-    batch_size: BatchSize = 8,
-    max_tokens: MaxTokens = 128,
-    seed: Seed = 0,
     device: Device = None,
     trust_remote_code: TrustRemoteCode = False,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Compare models on one page, aligned by relative depth: before and after, or checkpoints of one run."""
     from oversmooth.output.report.compare import compare_page
@@ -86,8 +82,8 @@ def compare(
     if len(targets) < 2:
         raise BadValue("The number of targets", len(targets), "at least 2 (for one model: oversmooth report)")
     require_writable(output)
-    options = _options(max_samples, batch_size, max_tokens, seed, device, trust_remote_code)
-    _put(compare_page([_analysis(target, data, options) for target in targets]), output)
+    options = {"device": device, "trust_remote_code": trust_remote_code}
+    _put(compare_page([_analysis(target, data, reading, options) for target in targets]), output)
 
 
 def _put(page: "Page", output: Path) -> None:
@@ -99,21 +95,7 @@ def _put(page: "Page", output: Path) -> None:
     typer.echo(f"report: {output.absolute()}")
 
 
-def _options(
-    max_samples: int | None, batch_size: int, max_tokens: int, seed: int, device: str | None, trust_remote_code: bool
-) -> dict[str, Any]:
-    """Of `analyze`, by name."""
-    return {
-        "max_samples": max_samples,
-        "batch_size": batch_size,
-        "max_tokens": max_tokens,
-        "seed": seed,
-        "device": device,
-        "trust_remote_code": trust_remote_code,
-    }
-
-
-def _analysis(target: str, data: str | None, options: dict[str, Any]) -> "Analysis":
+def _analysis(target: str, data: str | None, reading: ReadingOptions, options: dict[str, Any]) -> "Analysis":
     """A saved analysis as it is, or a new one of a model."""
     import shlex
 
@@ -127,9 +109,6 @@ def _analysis(target: str, data: str | None, options: dict[str, Any]) -> "Analys
     if path is not None and path.suffix == ".json" and path.is_file():
         content = read_small(LocalFolder(path.parent), path.name, LARGEST_JSON)
         return Analysis.from_dict(json_object(content, target, SAVED), where=target)
-    words = ["oversmooth", "report", target, *(["--data", data] if data else [])]
-    words += ["--max-samples", str(options["max_samples"])] if options["max_samples"] else []
-    words += ["--batch-size", str(options["batch_size"]), "--max-tokens", str(options["max_tokens"])]
-    words += ["--seed", str(options["seed"])]
+    words = ["oversmooth", "report", target, *(["--data", data] if data else []), *words_of(reading)]
     with stages() as stage:
-        return analyze(target, data, command=shlex.join(words), stage=stage, **options)
+        return analyze(target, data, command=shlex.join(words), stage=stage, **options, **reading)

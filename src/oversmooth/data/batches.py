@@ -1,7 +1,7 @@
 """Batches as a model takes them: named, on its device, checked before it fails on them; and which tokens count."""
 
-import inspect
 from collections.abc import Mapping
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -10,39 +10,57 @@ from torch import Tensor, nn
 
 from oversmooth.errors import OversmoothError, WrongBatch, first_line
 from oversmooth.models.hooks.places import ObserverFailed
-from oversmooth.models.inputs import AUDIO, IMAGE, TEXT, is_composite
+from oversmooth.models.inputs import AUDIO, IMAGE, TEXT, image_shape, is_composite, vocabulary_size
 from oversmooth.models.live import run
 from oversmooth.models.source import Stack
 
 Batch = Tensor | Mapping[str, Any]
 """What a caller gives: one tensor, or tensors by the names of the model's `forward`."""
+VAR_POSITIONAL, VAR_KEYWORD = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD
 DECODER_TOKENS = 8
 """Length of the decoder input that an audio model gets when none is given."""
 
 
-def prepare(model: nn.Module, config: Mapping[str, Any], batch: Batch, limit: int | None = None) -> dict[str, Tensor]:
+def prepare(model: nn.Module, config: Mapping[str, Any], batch: Batch, limit: int | None = None) -> dict[str, Any]:
     """The batch as keyword arguments of the model (the name `""` for the one positional tensor), at most `limit` rows.
 
     Encoder-decoder models without a decoder input get the encoder's text again, or a short run of token ids for audio.
-    Raises `WrongBatch` where the model would fail or give nonsense: ids out of range, another image size, another kind.
+    Sizes are left to the model: many take images of several. Raises `WrongBatch` for inputs of another kind, and for ids
+    that the model does not have. Plain numbers and switches (`interpolate_pos_encoding=True`) are passed on as they are.
     """
     device = next(model.parameters()).device
     named = _named(model, config, batch)
-    inputs = {name: torch.as_tensor(value).to(device) for name, value in named.items()}
-    rows = min(len(value) for value in inputs.values() if value.ndim)
-    if limit is not None and limit < rows:
-        inputs = {name: value[:limit] if value.ndim else value for name, value in inputs.items()}
     dtype = next(model.parameters()).dtype
-    inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
-    _check_ids(model, inputs)
-    _check_images(model, config, inputs)
+    inputs = {name: _as_input(name, value, device, dtype) for name, value in named.items()}
+    rows = min((len(value) for value in inputs.values() if _has_rows(value)), default=0)
+    if limit is not None and limit < rows:
+        inputs = {name: value[:limit] if _has_rows(value) else value for name, value in inputs.items()}
+    _check_ids(model, config, inputs)
     if config.get("is_encoder_decoder") and "decoder_input_ids" not in inputs:
         inputs |= _decoder_inputs(config, inputs)
     return inputs
 
 
+def _as_input(name: str, value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    try:
+        tensor = torch.as_tensor(value).to(device)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        found = f"{name or 'an input'} of type {type(value).__name__} ({first_line(error)})"
+        raise WrongBatch("tensors, arrays or lists of equal length", found, "Pad sequences to one length.") from error
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0
+
+
 def _named(model: nn.Module, config: Mapping[str, Any], batch: Batch) -> dict[str, Any]:
-    takes = inspect.signature(model.forward).parameters
+    parameters = signature(model.forward).parameters
+    takes = [name for name, parameter in parameters.items() if parameter.kind not in (VAR_POSITIONAL, VAR_KEYWORD)]
+    if not takes and isinstance(batch, Mapping):
+        takes = list(batch)  # a wrapper that passes everything on
     is_transformers = hasattr(model, "main_input_name")
     main = getattr(model, "main_input_name", "")
     if isinstance(batch, Mapping):
@@ -77,38 +95,13 @@ def _kind_advice(main: str) -> str:
     return f"This model takes {wanted}: give it {wanted}, or leave the data out to use the built-in samples."
 
 
-def _check_ids(model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
-    find = getattr(model, "get_input_embeddings", None)
-    if TEXT not in inputs or find is None:
+def _check_ids(model: nn.Module, config: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    size, ids = vocabulary_size(model, config), inputs.get(TEXT)
+    if not size or ids is None or not ids.numel():
         return
-    try:
-        embedding = find()
-    except NotImplementedError:  # composite models have one per part
-        return
-    size = getattr(embedding, "num_embeddings", None)
-    ids = inputs[TEXT]
-    if size and ids.numel() and (int(ids.max()) >= size or int(ids.min()) < 0):
+    if int(ids.max()) >= size or int(ids.min()) < 0:
         found = f"ids from {int(ids.min())} to {int(ids.max())}"
         raise WrongBatch(f"token ids below {size}", found, "Use the tokenizer that belongs to this model.")
-
-
-def _check_images(model: nn.Module, config: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> None:
-    images = inputs.get(IMAGE, inputs.get("") if config.get("model_type") == "timm_vit" else None)
-    if images is None:
-        return
-    embed = getattr(model, "patch_embed", None)
-    if embed is not None:
-        size, channels = tuple(embed.img_size), embed.proj.in_channels
-    else:
-        vision = config.get("vision_config") or config
-        declared = vision.get("image_size")
-        if declared is None:
-            return
-        size = (declared, declared) if isinstance(declared, int) else tuple(declared)
-        channels = vision.get("num_channels", 3)
-    if images.ndim != 4 or images.shape[1] != channels or tuple(images.shape[2:]) != size:
-        expected = f"images of shape (batch, {channels}, {size[0]}, {size[1]})"
-        raise WrongBatch(expected, f"shape {tuple(images.shape)}", "Resize them, or give image files and let us do it.")
 
 
 def _decoder_inputs(config: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -123,8 +116,8 @@ def _decoder_inputs(config: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> 
     return {"decoder_input_ids": ids.expand(rows, -1).to(next(iter(inputs.values())).device)}
 
 
-def run_checked(model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
-    """Runs the model; what it cannot take becomes a `WrongBatch` with its own words."""
+def run_checked(model: nn.Module, config: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
+    """Runs the model. What it cannot take becomes a `WrongBatch` with its own words; what an observer raises stays."""
     try:
         return run(model, inputs)
     except ObserverFailed as failed:  # not the model, nor the data: the error itself, with where it happened
@@ -133,15 +126,43 @@ def run_checked(model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
         if not isinstance(error, OversmoothError):
             error.add_note(f"Raised while looking at depth {failed.place.depth}, {failed.place.name}.")
         raise error from error.__cause__
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        shapes = ", ".join(f"{name or 'input'} {tuple(value.shape)}" for name, value in inputs.items())
-        words = first_line(error)
-        raise WrongBatch("inputs that the model accepts", f"{shapes}; the model says: {words}", "") from error
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+        shapes = ", ".join(f"{name or 'input'} {_shape(value)}" for name, value in inputs.items())
+        found = f"{shapes}; the model says: {first_line(error)}"
+        raise WrongBatch("inputs that the model accepts", found, _size_advice(model, config, inputs)) from error
+
+
+def _shape(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else repr(value)
+
+
+def _size_advice(model: nn.Module, config: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+    """What images the model was built for, where it got others."""
+    images = inputs.get(IMAGE, inputs.get("") if config.get("model_type") == "timm_vit" else None)
+    if images is None:
+        return ""
+    shape = image_shape(model, config)
+    if tuple(images.shape[1:]) == shape:
+        return ""
+    advice = f"It was built for images of shape (batch, {shape[0]}, {shape[1]}, {shape[2]}): resize them"
+    if "interpolate_pos_encoding" in signature(model.forward).parameters:
+        advice += ", or add interpolate_pos_encoding=True to the batch"
+    return f"{advice}."
+
+
+def hash_inputs(digest: Any, inputs: Mapping[str, Any]) -> None:
+    """Takes everything that enters the model into a hash, names and shapes included."""
+    for name, value in sorted(inputs.items()):
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            digest.update(f"{name} {value!r}\n".encode())
 
 
 def keep_mask(
     model: nn.Module,
-    inputs: Mapping[str, Tensor],
+    inputs: Mapping[str, Any],
     stack: Stack,
     h: Float[Tensor, "batch token d_model"],
     drop_prefix: int,

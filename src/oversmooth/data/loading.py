@@ -1,44 +1,76 @@
-"""What `--data` means: files, folders, datasets or nothing at all, as batches that a model takes.
+"""From `--data`, or from nothing, to batches that a model takes, with the facts that a reader of the result needs.
 
-    nothing                     built-in texts, generated images or sounds, by the kind of model
-    file.txt, any text file     paragraphs (separated by blank lines)
-    folder of text files        one text per file
-    folder of images            one image per file, subfolders included
-    .parquet .jsonl .json .csv .arrow   rows; the text or image column is found
-    NAME or NAME:SPLIT          a dataset of the `datasets` library, streamed
-
-Tokenizers and image processors come from the model's own folder.
+given.py, built_in.py   texts, pictures, sounds
+tokens.py, preprocessing.py, sounds.py   as numbers, through the model's own tokenizer or processor
+this module             rows into batches, and what was done to them
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import chain, islice
-from pathlib import Path
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from oversmooth.data.samples import sample_images, sample_sounds, sample_texts
-from oversmooth.errors import MissingDependency, UnreadableData, WrongBatch, first_line
-from oversmooth.models.inputs import AUDIO, IMAGE, image_shape, input_kinds
+from oversmooth.data.batches import Batch
+from oversmooth.data.built_in import SAMPLE_COUNT, built_in_pictures, built_in_sounds, built_in_texts
+from oversmooth.data.given import Given, find_given
+from oversmooth.data.preprocessing import find_preprocessing
+from oversmooth.data.reading import Reading
+from oversmooth.data.sounds import find_extractor
+from oversmooth.data.tokens import TextRows, find_tokenizer, padded, random_ids, read_ids
+from oversmooth.errors import Conflict, NotSupported, UnreadableData, WrongBatch
+from oversmooth.models.inputs import IMAGE, image_shape, input_kinds, longest_text, vocabulary_size
 from oversmooth.models.source import Source
-
-IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-TABLES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".arrow": "arrow"}
-SAMPLE_COUNT = 16
-"""Generated images or sounds when no data are given."""
-SOUND_SECONDS = 2
+from oversmooth.results import DataFacts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
+class Rows:
+    """One kind of input: rows in order, how several become tensors, and how they were made."""
+
+    rows: Iterable[Any]
+    collate: Callable[[Sequence[Any]], dict[str, Any]]
+    statement: str = ""
+    warnings: tuple[str, ...] = ()
+    texts: TextRows | None = None
+    given: Given | None = None
+
+
+@dataclass
 class Data:
-    """Batches and what to call them."""
+    """Batches, and what is known about them once they were used."""
 
-    batches: Iterable[dict[str, Tensor]]
+    batches: Iterable[Batch]
     description: str
-    count: int | None
-    """Number of sequences, where it is known beforehand."""
+    origin: str
+    """given, built-in, random ids, or batches of the caller's own."""
+    parts: tuple[Rows, ...] = field(default=())
+
+    def facts(self, *, sha256: str, sequences: int, tokens: int, skipped: int) -> DataFacts:
+        """What the model was run on; raises `UnknownTokens` where most of it was unknown to the tokenizer."""
+        text = next((part.texts.facts() for part in self.parts if part.texts is not None), None)
+        warnings = [warning for part in self.parts for warning in part.warnings]
+        warnings += [warning for part in self.parts if part.texts is not None for warning in part.texts.warnings()]
+        empty = sum(part.given.empty for part in self.parts if part.given is not None)
+        return DataFacts(
+            description=self.description,
+            sha256=sha256,
+            sequences=sequences,
+            tokens=tokens,
+            skipped=skipped,
+            origin=self.origin,
+            preprocessing="; ".join(part.statement for part in self.parts if part.statement),
+            text=text,
+            warnings=tuple(warnings),
+            notes=(f"{empty} rows without content were left out.",) if empty else (),
+        )
+
+
+def given_batches(batches: Iterable[Batch]) -> Data:
+    """What the caller made, as it is."""
+    return Data(batches, "batches given by the caller", "batches")
 
 
 def load_data(
@@ -46,255 +78,106 @@ def load_data(
     model: nn.Module,
     source: Source,
     config: Mapping[str, Any],
+    reading: Reading,
     *,
-    batch_size: int = 8,
-    max_tokens: int = 128,
-    max_samples: int | None = None,
-    seed: int = 0,
     trust_remote_code: bool = False,
 ) -> Data:
-    """Batches of the right kind for the model, from `--data` or built in; texts are cut at `max_tokens`."""
+    """Batches of the right kind for the model, from `--data`, from a file of ids, or built in."""
     kinds = input_kinds(model, config)
-    encoders = {kind: _encoder(kind, model, source, config, max_tokens, trust_remote_code) for kind in kinds}
-    if data is None:
-        items, description = _built_in(kinds, model, config, seed), f"built-in samples ({' and '.join(kinds)})"
-    else:
-        items, description = _given(data, kinds), data
-    items = islice(items, max_samples)
-    return Data(_batched(items, encoders, batch_size), description, max_samples)
-
-
-# --- items ----------------------------------------------------------------------------------------------------------
-
-Item = Mapping[str, Any]
-"""One example: its text, its PIL image, its pixels or its sound, by kind."""
-
-
-def _built_in(kinds: tuple[str, ...], model: nn.Module, config: Mapping[str, Any], seed: int) -> Iterator[Item]:
-    columns: dict[str, Iterable[Any]] = {}
-    if "text" in kinds:
-        columns["text"] = sample_texts()
-    if "image" in kinds:
-        channels, height, width = image_shape(model, config)
-        count = len(sample_texts()) if "text" in kinds else SAMPLE_COUNT
-        columns["image"] = sample_images(count, height, width, channels, seed)
-    if "audio" in kinds:
-        columns["audio"] = sample_sounds(SAMPLE_COUNT, 16_000 * SOUND_SECONDS, seed)
-    for values in zip(*columns.values(), strict=True):
-        yield dict(zip(columns, values, strict=True))
-
-
-def _given(data: str, kinds: tuple[str, ...]) -> Iterator[Item]:
-    if len(kinds) > 1:
+    if data is not None and reading.ids is not None:
+        raise Conflict(("--data", "--ids"))
+    if data is not None and len(kinds) > 1:
         raise UnreadableData(data, "a model with one kind of input", f"one that takes {' and '.join(kinds)} together")
-    kind = kinds[0]
-    path = Path(data).expanduser()
-    if kind == "audio":
-        raise UnreadableData(data, "no --data for audio models (sounds are generated)", "data")
-    if path.is_dir():
-        return _folder(path, kind)
-    if path.is_file():
-        return _table(data, path, kind) if path.suffix in TABLES else _text_file(path, kind)
-    return _dataset(data, kind)
+    reader = _Reader(data, model, source, config, reading, trust_remote_code)
+    parts = tuple(reader.of_kind(kind) for kind in kinds)
+    rows = islice(zip(*(part.rows for part in parts), strict=False), reading.max_samples)
+    return Data(_batched(rows, parts, reading.batch_size), *reader.described(kinds), parts)
 
 
-def _folder(path: Path, kind: str) -> Iterator[Item]:
-    found = sorted(entry for entry in path.rglob("*") if entry.is_file() and not entry.name.startswith("."))
-    images = [entry for entry in found if entry.suffix.lower() in IMAGE_ENDINGS]
-    if kind == "image":
-        if not images:
-            raise UnreadableData(str(path), f"images ({', '.join(IMAGE_ENDINGS)})", f"{len(found)} other files")
-        return ({"image": _open_image(entry)} for entry in images)
-    texts = [entry for entry in found if entry not in set(images)]
-    if not texts:
-        raise UnreadableData(str(path), "text files", f"{len(images)} images and nothing else" if images else "nothing")
-    return ({"text": _read_text(entry)} for entry in texts)
-
-
-def _text_file(path: Path, kind: str) -> Iterator[Item]:
-    if kind == "image":
-        if path.suffix.lower() in IMAGE_ENDINGS:
-            return iter([{"image": _open_image(path)}])
-        raise UnreadableData(str(path), "a folder of images, for a vision model", "one text file")
-    paragraphs = [part.strip() for part in _read_text(path).split("\n\n")]
-    return ({"text": part} for part in paragraphs if part)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UnreadableData(
-            str(path), "text in UTF-8", f"byte {error.object[error.start]:#04x} at {error.start}"
-        ) from error
-
-
-def _open_image(path: Path) -> Any:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
-        raise UnreadableData(str(path), "an image", str(error)) from error
-
-
-def _table(data: str, path: Path, kind: str) -> Iterator[Item]:
-    datasets = _import_datasets()
-    try:
-        rows = datasets.load_dataset(TABLES[path.suffix], data_files=str(path), split="train", streaming=True)
-        return _columns(data, rows, kind)
-    except Exception as error:  # pyarrow, json and datasets raise errors without a common base
-        raise UnreadableData(data, f"a {path.suffix} table", first_line(error)) from error
-
-
-def _dataset(data: str, kind: str) -> Iterator[Item]:
-    datasets = _import_datasets()
-    name, _, split = data.partition(":")
-    try:
-        rows = datasets.load_dataset(name, split=split or "train", streaming=True)
-        return _columns(data, rows, kind)
-    except UnreadableData:
-        raise
-    except Exception as error:
-        expected = "a file, a folder or a dataset name (NAME or NAME:SPLIT)"
-        raise UnreadableData(data, expected, first_line(error)) from error
-
-
-def _columns(data: str, rows: Any, kind: str) -> Iterator[Item]:
-    """Rows with one column, the first that holds what the model takes."""
+def _batched(rows: Iterable[tuple[Any, ...]], parts: Sequence[Rows], size: int) -> Iterator[dict[str, Any]]:
     iterator = iter(rows)
-    preview = next(iterator, None)
-    if preview is None:
-        return iter(())
-    fits: Callable[[Any], bool] = (lambda v: isinstance(v, str)) if kind == "text" else _is_image
-    preferred = ("text", "content", "sentence", "document") if kind == "text" else ("image", "img")
-    names = [name for name in (*preferred, *preview) if name in preview and fits(preview[name])]
-    if not names:
-        raise UnreadableData(data, f"a column with {kind}", f"the columns {', '.join(preview)}")
-    return (
-        {kind: _as_image(row[names[0]]) if kind == "image" else row[names[0]]} for row in chain([preview], iterator)
-    )
-
-
-def _is_image(value: Any) -> bool:
-    return hasattr(value, "convert") or (isinstance(value, Mapping) and bool(value.get("bytes")))
-
-
-def _as_image(value: Any) -> Any:
-    from io import BytesIO
-
-    from PIL import Image
-
-    return (Image.open(BytesIO(value["bytes"])) if isinstance(value, Mapping) else value).convert("RGB")
-
-
-def _import_datasets() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingDependency("datasets", "hf", "reading tables and datasets") from error
-    return datasets
-
-
-# --- encoding -------------------------------------------------------------------------------------------------------
-
-Encode = Callable[[list[Any]], dict[str, Tensor]]
-
-
-def _batched(items: Iterable[Item], encoders: Mapping[str, Encode], size: int) -> Iterator[dict[str, Tensor]]:
-    iterator = iter(items)
-    while rows := list(islice(iterator, size)):
-        batch: dict[str, Tensor] = {}
-        for kind, encode in encoders.items():
-            batch |= encode([row[kind] for row in rows])
+    while chosen := list(islice(iterator, size)):
+        batch: dict[str, Any] = {}
+        for part, column in zip(parts, zip(*chosen, strict=True), strict=True):
+            batch |= part.collate(column)
         yield batch
 
 
-def _encoder(
-    kind: str, model: nn.Module, source: Source, config: Mapping[str, Any], max_tokens: int, trust_remote_code: bool
-) -> Encode:
-    if kind == "text":
-        return _text_encoder(source, config, max_tokens, trust_remote_code)
-    if kind == "image":
-        return _image_encoder(model, source, config)
-    return _audio_encoder(model, config)
+@dataclass
+class _Reader:
+    """Everything that decides how one kind of input is made."""
 
+    data: str | None
+    model: nn.Module
+    source: Source
+    config: Mapping[str, Any]
+    reading: Reading
+    trust_remote_code: bool
+    drawn: int | None = None
+    """Size of the vocabulary that ids were drawn from, where there is no tokenizer."""
 
-def _text_encoder(source: Source, config: Mapping[str, Any], max_tokens: int, trust_remote_code: bool) -> Encode:
-    from transformers import AutoTokenizer
+    def of_kind(self, kind: str) -> Rows:
+        if self.reading.ids is not None and kind != "text":
+            raise NotSupported("--ids", f"for a model that takes {kind}")
+        return {"text": self._texts, "image": self._images, "audio": self._sounds}[kind]()
 
-    place = source.place or getattr(getattr(source.module, "config", None), "_name_or_path", None)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            place, trust_remote_code=trust_remote_code, local_files_only=Path(str(place)).is_dir()
+    def described(self, kinds: Sequence[str]) -> tuple[str, str]:
+        """Description and origin of the data."""
+        if self.reading.ids is not None:
+            return f"token ids of {self.reading.ids}", "given"
+        if self.data is not None:
+            return self.data, "given"
+        if self.drawn is not None:
+            return f"token ids drawn at random from the model's own {self.drawn:,}", "random ids"
+        return f"built-in samples ({' and '.join(kinds)})", "built-in"
+
+    def _texts(self) -> Rows:
+        length = longest_text(self.config, self.reading.max_tokens)
+        if self.reading.ids is not None:
+            return Rows(read_ids(self.reading.ids, length), padded)
+        tokenizer, reason = find_tokenizer(self.source, trust_remote_code=self.trust_remote_code)
+        if tokenizer is None:
+            return self._random_ids(length, reason)
+        per_line = self.reading.per_line
+        texts = built_in_texts() if self.data is None else find_given(self.data, "text", per_line=per_line)
+        rows = TextRows(texts, tokenizer, length, self.reading.allow_unknown)
+        statement = f"the model's own tokenizer, windows of at most {length} tokens"
+        return Rows(rows, rows.collate, statement, texts=rows, given=texts)
+
+    def _random_ids(self, length: int, reason: str) -> Rows:
+        vocabulary = vocabulary_size(self.model, self.config)
+        if self.data is not None or not vocabulary:
+            advice = "Give token ids (--ids FILE) or batches of your own: osm.measure(model, batches)."
+            raise WrongBatch("a tokenizer beside the model", reason, advice)
+        self.drawn = vocabulary
+        rows = random_ids(vocabulary, self.config, count=SAMPLE_COUNT, length=length, seed=self.reading.seed)
+        warning = (
+            f"There is no tokenizer ({reason}): token ids were drawn at random from the model's own vocabulary. The numbers "
+            "say nothing about text that the model was trained on; give it with --ids."
         )
-    except Exception as error:  # transformers raises OSError, ValueError, ImportError and tokenizers' own
-        found = first_line(error) if place else "a model that was not loaded from a folder"
-        advice = "Give batches of token ids yourself: osm.measure(model, batches)."
-        raise WrongBatch("a tokenizer beside the model", found, advice) from error
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token  # masked out, so that any token will do
-    text = config.get("text_config") or config
-    length = min(max_tokens, int(text.get("max_position_embeddings") or max_tokens))
+        return Rows(rows, padded, f"{SAMPLE_COUNT} sequences of {length} random ids", (warning,))
 
-    def encode(texts: list[str]) -> dict[str, Tensor]:
-        encoded = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")
-        return {name: encoded[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded}
+    def _images(self) -> Rows:
+        steps = find_preprocessing(self.model, self.source, self.config, self.reading, is_generated=self.data is None)
+        given = None
+        if self.data is None:
+            pictures = built_in_pictures(steps.geometry, self.reading.seed)
+        else:
+            given = find_given(self.data, "image", per_line=False)
+            pictures = given.items
+        _, height, width = image_shape(self.model, self.config)
+        takes = inspect.signature(self.model.forward).parameters
+        is_other = (steps.geometry.height, steps.geometry.width) != (height, width)
+        extra = {"interpolate_pos_encoding": True} if is_other and "interpolate_pos_encoding" in takes else {}
+        statement = steps.statement
+        if extra:
+            statement += f"; position encodings interpolated from {height} x {width} pixels"
+        return Rows(
+            pictures, lambda images: {IMAGE: steps.apply(images), **extra}, statement, steps.warnings, given=given
+        )
 
-    return encode
-
-
-def _image_encoder(model: nn.Module, source: Source, config: Mapping[str, Any]) -> Encode:
-    channels, height, width = image_shape(model, config)
-    mean, std = _normalisation(model, source, channels)
-
-    def encode(images: list[Any]) -> dict[str, Tensor]:
-        pixels = [image if isinstance(image, Tensor) else _pixels(image, height, width) for image in images]
-        return {IMAGE: (torch.stack(pixels) - mean) / std}
-
-    return encode
-
-
-def _pixels(image: Any, height: int, width: int) -> Tensor:
-    """The largest centred part of the right proportions, resized, in [0, 1]."""
-    import numpy
-    from PIL import ImageOps
-
-    fitted = ImageOps.fit(image, (width, height), method=3)  # bicubic
-    return torch.from_numpy(numpy.asarray(fitted, dtype="float32") / 255.0).permute(2, 0, 1)
-
-
-def _normalisation(model: nn.Module, source: Source, channels: int) -> tuple[Tensor, Tensor]:
-    """Mean and deviation that the model was trained with; one half each where nothing says it."""
-    found: Mapping[str, Any] = getattr(model, "pretrained_cfg", None) or _preprocessor_config(source)
-    mean = found.get("mean") or found.get("image_mean") or [0.5] * channels
-    std = found.get("std") or found.get("image_std") or [0.5] * channels
-    if len(mean) != channels:
-        mean, std = [0.5] * channels, [0.5] * channels
-    return torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]
-
-
-def _preprocessor_config(source: Source) -> Mapping[str, Any]:
-    import json
-
-    path = Path(str(source.place)) / "preprocessor_config.json"
-    if source.place and path.is_file():
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    return {}
-
-
-def _audio_encoder(model: nn.Module, config: Mapping[str, Any]) -> Encode:
-    if getattr(model, "main_input_name", "") == AUDIO[0]:
-        return lambda sounds: {AUDIO[0]: torch.stack(sounds)}
-    bins, frames = config["num_mel_bins"], 2 * config["max_source_positions"]
-
-    def encode(sounds: list[Tensor]) -> dict[str, Tensor]:
-        """Log amplitude of short windows, averaged into bands: enough like speech features to exercise the model."""
-        window = torch.hann_window(400)
-        wave = torch.stack(sounds)
-        amplitude = torch.stft(wave, 400, hop_length=160, window=window, return_complex=True).abs()
-        bands = torch.nn.functional.adaptive_avg_pool1d(amplitude.mT, bins).mT
-        return {AUDIO[1]: torch.nn.functional.interpolate((bands + 1e-5).log10(), size=frames)}
-
-    return encode
+    def _sounds(self) -> Rows:
+        if self.data is not None:
+            raise NotSupported("--data", "for audio models", "they are measured on generated sounds")
+        extract, statement = find_extractor(self.model, self.source, self.config)
+        return Rows(built_in_sounds(self.reading.seed), extract, statement)

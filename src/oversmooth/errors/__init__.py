@@ -21,7 +21,14 @@ from oversmooth.errors.models import (
     UnidentifiedWeights,
     UnknownArchitecture,
 )
-from oversmooth.errors.running import NoAttentionMaps, NoData, UnreadableData, WrongBatch
+from oversmooth.errors.running import (
+    NoAttentionMaps,
+    NoData,
+    UnknownPreprocessing,
+    UnknownTokens,
+    UnreadableData,
+    WrongBatch,
+)
 from oversmooth.errors.training import BadRecipe, CannotResume, RunFailed, TrainingStopped, UnusableEncoder
 from oversmooth.errors.values import (
     BadValue,
@@ -82,6 +89,8 @@ __all__ = [
     "UnidentifiedWeights",
     "UnknownArchitecture",
     "UnknownName",
+    "UnknownPreprocessing",
+    "UnknownTokens",
     "UnreadableData",
     "UnsafePickle",
     "UnusableEncoder",

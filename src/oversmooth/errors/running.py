@@ -51,6 +51,48 @@ class WrongBatch(OversmoothError):
 
 
 @dataclass(eq=False)
+class UnknownTokens(OversmoothError):
+    """Text that the model's tokenizer was not made for: what the model sees is mostly its unknown token."""
+
+    unknown: int
+    tokens: int
+    allowed: float
+
+    @property
+    def problem(self) -> str:
+        share = self.unknown / self.tokens
+        return (
+            f"The model's tokenizer does not know {self.unknown} of {self.tokens} tokens ({share:.0%}; at most "
+            f"{self.allowed:.0%} are allowed): what happens to them says nothing about real inputs."
+        )
+
+    @property
+    def next_step(self) -> str:
+        return (
+            "Give data of the kind that the model was trained on: --data, token ids (--ids FILE), or batches of your own; "
+            "--allow-unknown goes on regardless."
+        )
+
+
+@dataclass(eq=False)
+class UnknownPreprocessing(OversmoothError):
+    """Photographs for a model of which nothing says how it was given photographs in training."""
+
+    model: str
+
+    @property
+    def problem(self) -> str:
+        return (
+            f"Nothing says which mean and standard deviation of pixels {self.model} was trained with, and with wrong ones "
+            "it would answer something else."
+        )
+
+    @property
+    def next_step(self) -> str:
+        return "Say them: --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 (those of ImageNet), or 0.5 and 0.5."
+
+
+@dataclass(eq=False)
 class NoAttentionMaps(OversmoothError):
     """Attention that cannot be seen, or whose rows do not sum to one."""
 

@@ -1,8 +1,10 @@
 """`measure`: run a live model on batches and stream the metrics of every place; who smooths, and by how much."""
 
 from collections.abc import Iterable, Sequence
+from typing import Unpack
 
 from oversmooth.data.batches import Batch
+from oversmooth.data.reading import Reading, ReadingOptions
 from oversmooth.errors import UnknownName
 from oversmooth.measurement.metrics import DEFAULT_METRICS, Choice, lookup
 from oversmooth.measurement.observer import MeasurementObserver
@@ -23,18 +25,16 @@ def measure(
     metrics: Choice | Iterable[Choice] = DEFAULT_METRICS,
     at: str | Sequence[str] = "stream",
     prefix_tokens: str = "keep",
-    max_samples: int | None = None,
-    batch_size: int = 8,
-    max_tokens: int = 128,
-    seed: int = 0,
     device: str | None = None,
     trust_remote_code: bool = False,
     progress: Progress = no_progress,
+    **reading: Unpack[ReadingOptions],
 ) -> Measurement:
     """Metrics of every layer and sub-block of a model, averaged over sequences, and who changed them.
 
     `batches`: an iterable of what the model's `forward` takes (a dict of tensors, a tokenizer's output, or one tensor);
-    or a text file, image folder, table or dataset name; or nothing, for built-in samples. `at` is `stream` (default),
+    or a text file, image folder, table or dataset name; or nothing, for built-in samples. How they are read: `max_samples`,
+    `max_tokens`, `per_line`, `mean`, `std` and others of `ReadingOptions`. `at` is `stream` (default),
     `norms`, `branches`, `all`, or names of places. `prefix_tokens` is `keep` or `drop`. Ctrl-C returns what was
     measured so far, marked partial. A live model's mode, hooks and device stay as they are.
 
@@ -46,14 +46,12 @@ def measure(
     """
     if prefix_tokens not in ("keep", "drop"):
         raise UnknownName("choice of prefix_tokens", prefix_tokens, ("keep", "drop"))
+    how = Reading(**reading)
     live = open_live(
         target,
         batches,
         "measure",
-        batch_size=batch_size,
-        max_tokens=max_tokens,
-        max_samples=max_samples,
-        seed=seed,
+        reading=how,
         device=device,
         trust_remote_code=trust_remote_code,
     )
@@ -65,12 +63,12 @@ def measure(
         adds_stream_norms=at == "stream",
         drop_prefix=prefix_tokens == "drop",
     )
-    is_partial = pass_through(live, observer, max_samples, progress)
+    is_partial = pass_through(live, observer, how.max_samples, progress)
     dtype = str(next(live.model.parameters()).dtype).removeprefix("torch.")
     precision = f"model {dtype}, metrics float32"
     return Measurement(
-        provenance=provenance_of(live.source, live.stacks, live.hashed(), compute_dtype=precision, seed=seed),
-        data=observer.seen.facts(live.description),
+        provenance=provenance_of(live.source, live.stacks, live.hashed(), compute_dtype=precision, seed=how.seed),
+        data=observer.seen.facts(live.data),
         prefix_tokens=_prefix_word(live.stacks, prefix_tokens),
         is_partial=is_partial,
         values=observer.values(),

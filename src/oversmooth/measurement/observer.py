@@ -44,7 +44,7 @@ class MeasurementObserver:
     drop_prefix: bool
     seen: Seen = field(default_factory=Seen)
     problems: dict[Place, str] = field(default_factory=dict)
-    _inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    _inputs: Mapping[str, Any] = field(default_factory=dict)
     _sums: dict[tuple[Place, str], Running] = field(default_factory=dict)
     _keep: dict[str, tuple[Bool[Tensor, "batch token"], Bool[Tensor, " batch"]]] = field(default_factory=dict)
     _kept: dict[str, Kept | None] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class MeasurementObserver:
         is_stream = on_stream(name, stack.arch.residual)
         return is_stream or (name in self.names and not self.adds_stream_norms)
 
-    def begin(self, inputs: Mapping[str, Tensor]) -> None:
+    def begin(self, inputs: Mapping[str, Any]) -> None:
         self._inputs = inputs
         self._keep.clear()
         self._stream.clear()

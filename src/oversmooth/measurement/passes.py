@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from oversmooth.data.batches import Batch, prepare, run_checked
-from oversmooth.data.loading import load_data
-from oversmooth.errors import NoData
+from oversmooth.data.batches import Batch, hash_inputs, prepare, run_checked
+from oversmooth.data.loading import Data, given_batches, load_data
+from oversmooth.data.reading import Reading
+from oversmooth.errors import Conflict, NoData
 from oversmooth.measurement.moments import measurable
 from oversmooth.models.hooks.places import Place, observed
 from oversmooth.models.live import load_model, move, quiet_eval
@@ -35,9 +35,7 @@ class LiveModel:
     store: ModuleStore
     config: Mapping[str, Any]
     stacks: tuple[Stack, ...]
-    batches: Iterable[Batch]
-    description: str
-    """Of the data."""
+    data: Data
 
     def hashed(self) -> ReadLog:
         """Every declared tensor read in the order of `inspect`, so that results about one model can be matched."""
@@ -53,10 +51,7 @@ def open_live(
     batches: Iterable[Batch] | str | None,
     verb: str,
     *,
-    batch_size: int,
-    max_tokens: int,
-    max_samples: int | None,
-    seed: int,
+    reading: Reading,
     device: str | None,
     trust_remote_code: bool,
 ) -> LiveModel:
@@ -69,28 +64,19 @@ def open_live(
     live = source if isinstance(source.store, ModuleStore) else open_source(model)
     assert isinstance(live.store, ModuleStore)
     stacks = live.stacks()
-    description = "batches given by the caller"
     if batches is None or isinstance(batches, str):
-        loaded = load_data(
-            batches,
-            model,
-            source,
-            live.config,
-            batch_size=batch_size,
-            max_tokens=max_tokens,
-            max_samples=max_samples,
-            seed=seed,
-            trust_remote_code=trust_remote_code,
-        )
-        batches, description = loaded.batches, loaded.description
+        data = load_data(batches, model, source, live.config, reading, trust_remote_code=trust_remote_code)
+    elif reading.ids is not None:
+        raise Conflict(("batches", "ids"))
+    else:
+        data = given_batches(batches)
     return LiveModel(
         source=source,
         model=model,
         store=live.store,
         config=live.config,
         stacks=stacks,
-        batches=batches,
-        description=description,
+        data=data,
     )
 
 
@@ -104,18 +90,15 @@ class Seen:
     """Sequences of fewer than two tokens: nothing in them can be compared."""
     hash: Any = field(default_factory=hashlib.sha256)
 
-    def add(self, inputs: Mapping[str, Tensor], keep: Bool[Tensor, "batch token"]) -> None:
-        for name, value in sorted(inputs.items()):
-            self.hash.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            self.hash.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    def add(self, inputs: Mapping[str, Any], keep: Bool[Tensor, "batch token"]) -> None:
+        hash_inputs(self.hash, inputs)
         has_two = measurable(keep)
         self.sequences += int(has_two.sum())
         self.skipped += int((~has_two).sum())
         self.tokens += int(keep[has_two].sum())
 
-    def facts(self, description: str) -> DataFacts:
-        return DataFacts(
-            description=description,
+    def facts(self, data: Data) -> DataFacts:
+        return data.facts(
             sha256=self.hash.hexdigest(),
             sequences=self.sequences,
             tokens=self.tokens,
@@ -132,7 +115,7 @@ class Observer(Protocol):
     def wants(self, name: str, stack: Stack) -> bool:
         """Whether this place of a stack is to be observed."""
 
-    def begin(self, inputs: Mapping[str, Tensor]) -> None:
+    def begin(self, inputs: Mapping[str, Any]) -> None:
         """A batch is about to go through the model."""
 
     def observe(self, place: Place, h: Float[Tensor, "batch token d_model"]) -> None:
@@ -152,18 +135,18 @@ def pass_through(live: LiveModel, observer: Observer, max_samples: int | None, p
     seen = observer.seen
     with quiet_eval(live.model), observed(live.stacks, live.store, observer.observe, observer.wants) as restart:
         try:
-            for batch in live.batches:
+            for batch in live.data.batches:
                 remaining = None if max_samples is None else max_samples - seen.sequences
                 if remaining == 0:
                     break
                 inputs = prepare(live.model, live.config, batch, remaining)
                 observer.begin(inputs)
                 restart()
-                run_checked(live.model, inputs)
+                run_checked(live.model, live.config, inputs)
                 seen.add(inputs, observer.finish())
                 progress(seen.sequences, max_samples or 0)
         except KeyboardInterrupt:
             is_partial = True
     if not seen.sequences:
-        raise NoData(live.description, seen.skipped)
+        raise NoData(live.data.description, seen.skipped)
     return is_partial

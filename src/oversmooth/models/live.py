@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from oversmooth.errors import DeviceUnavailable, MissingDependency, NotLive, first_line
 from oversmooth.models.completeness import load_completely, require_complete
@@ -99,14 +99,20 @@ def quiet_eval(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _uncompiled(model):
             yield
     finally:
         for module, mode in modes:
             module.training = mode
 
 
-def run(model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+def _uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+    """Compiled parts run as they were written: compiled code does not see hooks that were added later."""
+    parts = [part for part in model.modules() if hasattr(part, "_orig_mod") or part._compiled_call_impl is not None]
+    return torch.compiler.set_stance("force_eager") if parts else nullcontext()
+
+
+def run(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
     """Calls the model on inputs by name; the name `""` stands for the one positional argument."""
     named = {name: value for name, value in inputs.items() if name}
     return model(inputs[""], **named) if "" in inputs else model(**named)

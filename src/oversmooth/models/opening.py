@@ -62,6 +62,7 @@ def _is_in_out(config: Mapping[str, Any]) -> bool:
 
 
 def _open_module(module: nn.Module) -> Source:
+    module = getattr(module, "_orig_mod", module)  # what was compiled: hooks are seen there
     store = ModuleStore(module)
     name = getattr(getattr(module, "config", None), "_name_or_path", "") or type(module).__name__
     return Source(target=str(name), kind="module", config=store.config, store=store, module=module)

@@ -6,6 +6,7 @@ and they are let go. The cost in memory is that of one layer's attention for one
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -55,7 +56,7 @@ class PredictionObserver:
     seen: Seen = field(default_factory=Seen)
     problems: dict[Key, str] = field(default_factory=dict)
     maps_of: Callable[[Layer], AttentionMaps] = field(init=False)
-    _inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    _inputs: Mapping[str, Any] = field(default_factory=dict)
     _keep: dict[str, Bool[Tensor, "batch token"]] = field(default_factory=dict)
     _stream: dict[str, Float[Tensor, "batch token d_model"]] = field(default_factory=dict)
     _layers: dict[Layer, tuple[AttentionLayer, tuple[Changed, ...]]] = field(default_factory=dict)
@@ -67,7 +68,7 @@ class PredictionObserver:
     def wants(self, name: str, stack: Stack) -> bool:
         return on_stream(name, stack.arch.residual)
 
-    def begin(self, inputs: Mapping[str, Tensor]) -> None:
+    def begin(self, inputs: Mapping[str, Any]) -> None:
         self._inputs = inputs
         for kept in (self._keep, self._stream, self._pending, self._following):
             kept.clear()

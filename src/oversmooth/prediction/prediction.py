@@ -1,10 +1,12 @@
 """`predict`: run a live model on batches; what the theory says about every layer, beside what is measured there."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Unpack
 
 import torch
 
 from oversmooth.data.batches import Batch
+from oversmooth.data.reading import Reading, ReadingOptions
 from oversmooth.errors import BadValue, UnknownName
 from oversmooth.measurement.passes import LiveModel, open_live, pass_through
 from oversmooth.models.hooks.attention_maps import attention_watched
@@ -32,14 +34,11 @@ def predict(
     simulate: int = 0,
     solve: int = SOLVED,
     heads: bool = True,
-    max_samples: int | None = None,
-    batch_size: int = 8,
-    max_tokens: int = 128,
     dtype: str = "float32",
-    seed: int = 0,
     device: str | None = None,
     trust_remote_code: bool = False,
     progress: Progress = no_progress,
+    **reading: Unpack[ReadingOptions],
 ) -> Prediction:
     """Exponents, regimes and the ladder of explanation for every layer, beside what is measured there.
 
@@ -61,14 +60,12 @@ def predict(
         if value < least:
             raise BadValue(name, value, f"at least {least}")
     changes = [what_if(text) for text in what_ifs]
+    how = Reading(**reading)
     live = open_live(
         target,
         batches,
         "predict",
-        batch_size=batch_size,
-        max_tokens=max_tokens,
-        max_samples=max_samples,
-        seed=seed,
+        reading=how,
         device=device,
         trust_remote_code=trust_remote_code,
     )
@@ -83,8 +80,8 @@ def predict(
         dtype=DTYPES[dtype],
     )
     with attention_watched(live.stacks, live.store) as observer.maps_of:
-        is_partial = pass_through(live, observer, max_samples, progress)
-    return _result(observer, live, seed=seed, is_partial=is_partial)
+        is_partial = pass_through(live, observer, how.max_samples, progress)
+    return _result(observer, live, seed=how.seed, is_partial=is_partial)
 
 
 def _result(observer: PredictionObserver, live: LiveModel, *, seed: int, is_partial: bool) -> Prediction:
@@ -98,7 +95,7 @@ def _result(observer: PredictionObserver, live: LiveModel, *, seed: int, is_part
     found = {label: agreements(label, members) for label, members in by_stack.items() if members}
     return Prediction(
         provenance=provenance_of(live.source, live.stacks, live.hashed(), compute_dtype=precision, seed=seed),
-        data=observer.seen.facts(live.description),
+        data=observer.seen.facts(live.data),
         is_partial=is_partial,
         solved=min(observer.solve, observer.seen.sequences),
         layers=layers,

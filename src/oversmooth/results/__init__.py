@@ -31,7 +31,7 @@ from oversmooth.results.layer_prediction import (
     Statement,
     WhatIfPrediction,
 )
-from oversmooth.results.measurement import Attribution, DataFacts, KindChange, Measurement, Part, PlaceValue
+from oversmooth.results.measurement import Attribution, DataFacts, KindChange, Measurement, Part, PlaceValue, TextFacts
 from oversmooth.results.prediction import Agreement, DepthPrediction, Prediction
 from oversmooth.results.verification import LayerCheck, Verification
 
@@ -71,6 +71,7 @@ __all__ = [
     "Spectrum",
     "StackFacts",
     "Statement",
+    "TextFacts",
     "Verification",
     "WhatIfPrediction",
     "fields_of",

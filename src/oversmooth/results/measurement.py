@@ -83,6 +83,24 @@ class Attribution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextFacts:
+    """How texts became tokens, and how much of them was used."""
+
+    texts: int
+    """Texts that were read: paragraphs, lines, files or rows."""
+    characters: int | None
+    """Of all texts that were given, without blank lines and margins."""
+    characters_used: int
+    """Of what became tokens; a text that was used in part counts by its share of tokens."""
+    tokens: int
+    """Made from text, without special tokens and padding."""
+    unknown_tokens: int
+    """Of these, the ones that stand for something the tokenizer does not know."""
+    unknown_share: float
+    missing: tuple[Missing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataFacts:
     """What the model was run on."""
 
@@ -94,6 +112,16 @@ class DataFacts:
     """Measured tokens of the first stack: without padding, and without prefix tokens where they were dropped."""
     skipped: int
     """Sequences left out because fewer than two tokens remained."""
+    origin: str = "batches"
+    """given (files or a dataset), built-in (samples), random ids (no tokenizer), or batches (of the caller's own)."""
+    preprocessing: str = ""
+    """How texts, pictures or sounds became what entered the model, in words; empty for batches."""
+    text: TextFacts | None = None
+    """`None` where no text was read."""
+    warnings: tuple[str, ...] = ()
+    """What makes the numbers say less than they seem to."""
+    notes: tuple[str, ...] = ()
+    """What else was done to the data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from oversmooth.data.batches import keep_mask, prepare
+from oversmooth.data.batches import hash_inputs, keep_mask, prepare, run_checked
 from oversmooth.errors import WrongBatch
+from oversmooth.measurement.measurement import measure
 from oversmooth.models.opening import open_source
 from tests.contract.tiny_models import tiny_model
 
@@ -50,9 +51,8 @@ def test_audio_decoders_start_with_their_start_token():
         ("bert", {"pixel_values": torch.randn(1, 3, 16, 16)}, ("'input_ids'", "pixel_values", "takes text")),
         ("bert", torch.randn(1, 3, 16, 16), ("'input_ids'", "(1, 3, 16, 16)", "takes text")),
         ("vit", {"input_ids": torch.tensor([[1, 2]])}, ("'pixel_values'", "input_ids", "takes images")),
-        ("vit", torch.randn(1, 3, 17, 17), ("(batch, 3, 16, 16)", "(1, 3, 17, 17)", "Resize")),
-        ("timm-vit", torch.randn(1, 3, 8, 8), ("(batch, 3, 16, 16)", "(1, 3, 8, 8)", "Resize")),
         ("bert", {"text": ["hello"]}, ("'input_ids'", "text")),
+        ("bert", {"input_ids": [[1, 2], [3]]}, ("lists of equal length", "input_ids of type list", "Pad")),
     ],
 )
 def test_what_does_not_fit_is_refused_with_facts(case, batch, pieces):
@@ -61,6 +61,93 @@ def test_what_does_not_fit_is_refused_with_facts(case, batch, pieces):
         prepare(model, config_of(model), batch)
     for piece in pieces:
         assert piece in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "batch", "pieces"),
+    [
+        (
+            "vit",
+            torch.randn(1, 3, 17, 17),
+            ("(1, 3, 17, 17)", "doesn't match", "(batch, 3, 16, 16)", "interpolate_pos"),
+        ),
+        ("timm-vit", torch.randn(1, 3, 8, 8), ("(1, 3, 8, 8)", "doesn't match", "(batch, 3, 16, 16)", "resize")),
+        ("bert", {"input_ids": torch.ones(1, 100, dtype=torch.long)}, ("(1, 100)", "the model says")),
+    ],
+)
+def test_what_the_model_refuses_is_refused_in_its_words_and_ours(case, batch, pieces):
+    model, _ = tiny_model(case)
+    inputs = prepare(model, config_of(model), batch)
+    with pytest.raises(WrongBatch) as caught:
+        run_checked(model, config_of(model), inputs)
+    for piece in pieces:
+        assert piece in str(caught.value)
+
+
+def resized_timm():
+    import timm
+
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 4}
+    return timm.create_model("vit_tiny_patch16_224", dynamic_img_size=True, **sizes).eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "batch"),
+    [
+        (lambda: tiny_model("dinov2")[0], {"pixel_values": torch.randn(2, 3, 24, 24)}),
+        (lambda: tiny_model("vit")[0], {"pixel_values": torch.randn(2, 3, 24, 24), "interpolate_pos_encoding": True}),
+        (resized_timm, torch.randn(2, 3, 24, 24)),
+    ],
+)
+def test_sizes_that_the_model_takes_are_taken(make, batch):
+    result = measure(make(), [batch], metrics="cosine")
+    assert result.data.tokens == 2 * (1 + (24 // 4) ** 2)
+
+
+def test_a_compiled_model_is_measured_as_what_was_compiled():
+    model, inputs = tiny_model("bert")
+    plain = measure(model, [inputs], metrics="cosine")
+    compiled = torch.compile(model, backend="eager")
+    assert measure(compiled, [inputs], metrics="cosine").values == plain.values
+
+
+def test_a_model_that_was_compiled_in_place_is_measured_as_it_was_written():
+    model, inputs = tiny_model("bert")
+    plain = measure(model, [inputs], metrics="cosine")
+    model.compile(backend="eager")
+    model(**inputs)
+    assert measure(model, [inputs], metrics="cosine").values == plain.values
+
+
+class Wrapper(nn.Module):
+    """Passes everything on, under names that its signature does not say."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.main_input_name = inner.main_input_name
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+def test_a_wrapper_that_takes_anything_is_given_everything():
+    model, inputs = tiny_model("bert")
+    assert prepare(Wrapper(model), config_of(model), inputs).keys() == inputs.keys()
+
+
+def test_switches_are_passed_on_as_they_are_and_change_the_hash():
+    import hashlib
+
+    model, inputs = tiny_model("vit")
+    digests = []
+    for switch in (True, False):
+        prepared = prepare(model, config_of(model), {**inputs, "interpolate_pos_encoding": switch})
+        assert prepared["interpolate_pos_encoding"] is switch
+        digest = hashlib.sha256()
+        hash_inputs(digest, prepared)
+        digests.append(digest.hexdigest())
+    assert digests[0] != digests[1]
 
 
 def test_padding_and_prefix_tokens_are_not_kept():

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from oversmooth.data.loading import load_data
+from oversmooth.data.reading import Reading
 from oversmooth.data.samples import sample_images, sample_sounds, sample_texts
-from oversmooth.errors import UnreadableData, WrongBatch
+from oversmooth.errors import OversmoothError, UnreadableData
 from oversmooth.models.live import load_model
 from oversmooth.models.opening import open_source
 from tests.contract.tiny_models import tiny_model
@@ -22,7 +23,7 @@ def text_model():
 
 def texts_of(text_model, data, **options):
     source, model = text_model
-    loaded = load_data(data, model, source, model.config.to_dict(), **options)
+    loaded = load_data(data, model, source, model.config.to_dict(), Reading(**options))
     return list(loaded.batches), loaded.description
 
 
@@ -77,7 +78,7 @@ def test_images_of_a_folder_are_resized_for_the_model(tmp_path):
         folder.mkdir()
         Image.new("RGB", size, (255, 0, 0)).save(folder / "x.png")
     source = open_source(model)
-    (batch,) = load_data(str(tmp_path), model, source, source.config).batches
+    (batch,) = load_data(str(tmp_path), model, source, source.config, Reading()).batches
     assert batch["pixel_values"].shape == (2, 3, 16, 16)
     torch.testing.assert_close(batch["pixel_values"][0, 0], torch.ones(16, 16))  # (1 - 0.5) / 0.5
     torch.testing.assert_close(batch["pixel_values"][0, 1], -torch.ones(16, 16))
@@ -92,7 +93,7 @@ def test_images_of_a_parquet_table_are_found(tmp_path):
     features = datasets.Features({"img": datasets.Image(), "label": datasets.Value("int64")})
     datasets.Dataset.from_dict({"img": images, "label": [3]}, features=features).to_parquet(tmp_path / "x.parquet")
     source = open_source(model)
-    (batch,) = load_data(str(tmp_path / "x.parquet"), model, source, source.config).batches
+    (batch,) = load_data(str(tmp_path / "x.parquet"), model, source, source.config, Reading()).batches
     assert batch["pixel_values"].shape == (1, 3, 16, 16)
 
 
@@ -117,8 +118,8 @@ def test_data_of_another_kind_are_refused(case, make, text, tmp_path):
     model, _ = tiny_model(case)
     make(tmp_path)
     source = open_source(model)
-    with pytest.raises(UnreadableData, match=text):
-        load_data(str(tmp_path), model, source, source.config)
+    with pytest.raises(OversmoothError, match=text):
+        load_data(str(tmp_path), model, source, source.config, Reading())
 
 
 def test_a_broken_image_is_named(tmp_path):
@@ -126,7 +127,7 @@ def test_a_broken_image_is_named(tmp_path):
     (tmp_path / "x.png").write_bytes(b"not an image")
     source = open_source(model)
     with pytest.raises(UnreadableData, match=r"x\.png"):
-        list(load_data(str(tmp_path), model, source, source.config).batches)
+        list(load_data(str(tmp_path), model, source, source.config, Reading()).batches)
 
 
 def test_binary_files_are_no_text(text_model, tmp_path):
@@ -138,13 +139,6 @@ def test_binary_files_are_no_text(text_model, tmp_path):
 def test_an_unknown_dataset_is_refused_with_what_was_expected(text_model):
     with pytest.raises(UnreadableData, match="a file, a folder or a dataset name"):
         texts_of(text_model, "no-such-dataset-anywhere")
-
-
-def test_a_model_without_a_tokenizer_says_what_to_do():
-    model, _ = tiny_model("bert")
-    source = open_source(model)
-    with pytest.raises(WrongBatch, match="tokenizer beside the model"):
-        load_data(None, model, source, source.config)
 
 
 def test_sample_texts_are_of_many_lengths():

@@ -1,5 +1,6 @@
 """An `Analysis` as a page: the answer first, then what it rests on."""
 
+from oversmooth.output.data_words import how_made, how_much
 from oversmooth.output.report.blocks import Block, Items, Page, Section, Strip, StripItem, Words, table_of
 from oversmooth.output.report.features import attribution_section, curves
 from oversmooth.output.report.theory import (
@@ -77,6 +78,8 @@ def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
 
 def _first_screen(analysis: Analysis) -> Section:
     blocks: list[Block] = [Words(text=f"Missing here: {m.field}. {m.reason}", kind="note") for m in analysis.missing]
+    if run := analysis.measurement or analysis.prediction:
+        blocks += [Words(text=f"Warning: {warning}", kind="note") for warning in run.data.warnings]
     if analysis.measurement:
         blocks.append(curves(analysis.measurement))
     blocks.append(regime_strip(analysis.prediction) if analysis.prediction else _strip(analysis))
@@ -112,7 +115,8 @@ def _provenance(analysis: Analysis) -> Section:
     if analysis.measurement:
         data = analysis.measurement.data
         rows += [
-            {"fact": "data", "value": data.description},
+            {"fact": "data", "value": how_much(data)},
+            *({"fact": "data, how read", "value": line} for line in how_made(data)),
             {"fact": "data SHA-256", "value": data.sha256},
             {"fact": "seed", "value": str(analysis.measurement.provenance.seed)},
         ]

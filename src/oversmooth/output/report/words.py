@@ -10,7 +10,9 @@ def headline(analysis: Analysis) -> str:
         return _weights(analysis.inspection)
     if not analysis.measurement.attributions:
         return "No sequence could be measured."
-    return depth_words(analysis.measurement.attributions[0])
+    is_random = analysis.measurement.data.origin == "random ids"
+    where = "On random token ids, not on text: " if is_random else ""
+    return where + depth_words(analysis.measurement.attributions[0])
 
 
 def summary(analysis: Analysis) -> str:

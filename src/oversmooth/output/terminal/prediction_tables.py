@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from oversmooth.output.terminal.tables import new_table, open_console
+from oversmooth.output.terminal.tables import new_table, open_console, show_data
 from oversmooth.results import Row, format_cell, signed
 from oversmooth.results.layer_prediction import Asymptotic, LayerPrediction
 from oversmooth.results.prediction import Prediction
@@ -24,12 +24,8 @@ def show_prediction(result: Prediction, *, heads: bool = False) -> None:
     """Prints everything the prediction holds; details of every layer's verdict are in the JSON."""
     console = open_console()
     console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
-    data = result.data
     partial = " (interrupted: partial)" if result.is_partial else ""
-    console.print(
-        f"{data.sequences} sequences, {data.tokens} tokens of {escape(data.description)}; "
-        f"eigenvalue problems solved for {result.solved}{partial}"
-    )
+    show_data(console, result.data, f"; eigenvalue problems solved for {result.solved}{partial}")
     stacks = list(dict.fromkeys(layer.stack for layer in result.layers))
     for stack in stacks:
         layers = [layer for layer in result.layers if layer.stack == stack]

@@ -9,10 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from oversmooth.output.data_words import how_made, how_much
 from oversmooth.output.whole_files import write_whole
 from oversmooth.output.words import depth_words, who_words
 from oversmooth.results import (
     Control,
+    DataFacts,
     Inspection,
     LayerInspection,
     Measurement,
@@ -168,19 +170,24 @@ def show_verification(result: Verification) -> None:
 def show_measurement(result: Measurement) -> None:
     console = open_console()
     console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
-    data = result.data
     partial = " (interrupted: partial)" if result.is_partial else ""
-    skipped = f", {data.skipped} skipped (fewer than two tokens)" if data.skipped else ""
     prefix = "" if result.prefix_tokens == "none" else f", prefix tokens {result.prefix_tokens}"
-    console.print(
-        f"{data.sequences} sequences, {data.tokens} tokens of {escape(data.description)}{skipped}{prefix}{partial}"
-    )
+    show_data(console, result.data, f"{prefix}{partial}")
     for stack in dict.fromkeys(value.stack for value in result.values):
         console.print(_measurement_table(result, stack))
     for attribution in result.attributions:
         console.print(escape(f"{depth_words(attribution)} {who_words(attribution)} Below 0 smooths."))
     for problem in result.problems:
         console.print(f"[bold red]{escape(problem)}[/]")
+
+
+def show_data(console: Console, data: DataFacts, ending: str) -> None:
+    """What the model was run on, with everything that a reader of the numbers has to know."""
+    console.print(escape(how_much(data) + ending), soft_wrap=True)
+    for line in how_made(data):
+        console.print(escape(line), style="dim", soft_wrap=True)
+    for warning in data.warnings:
+        console.print(escape(f"Warning: {warning}"), style="bold yellow", soft_wrap=True)
 
 
 def _measurement_table(result: Measurement, stack: str) -> Table:

@@ -1,0 +1,243 @@
+"""What `--data` points at: files, folders, tables and datasets, as texts or pictures.
+
+file.txt, any text file     paragraphs (separated by blank lines), or lines
+folder of text files        one text per file, or lines
+folder of images            one image per file, subfolders included
+.parquet .jsonl .json .csv .arrow   rows; the text or image column is found
+NAME or NAME:SPLIT          a dataset of the `datasets` library, streamed
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from oversmooth.data.pictures import open_picture, require_usable
+from oversmooth.errors import MissingDependency, UnreadableData, first_line, reason_of
+
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+TABLES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".arrow": "arrow"}
+FILE_ENDINGS = (
+    *IMAGE_ENDINGS,
+    *TABLES,
+    ".txt",
+    ".md",
+    ".text",
+    ".rst",
+    ".py",
+    ".tex",
+    ".html",
+    ".xml",
+    ".tsv",
+    ".zip",
+    ".gz",
+)
+"""A name that ends like this is a file that is not there, never a dataset on the hub."""
+DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.\[\]%:-]+)?")
+PREFERRED = {"text": ("text", "content", "sentence", "document"), "image": ("image", "img")}
+ROWS_TO_LOOK_AT = 64
+"""Of a table, to find the column: the first rows may have nothing in it."""
+
+
+@dataclass
+class Given:
+    """Texts or pictures in order, and what is known about all of them."""
+
+    items: Iterator[Any]
+    characters: int | None = None
+    """Of all texts without blank margins, where that is known before they are used."""
+    empty: int = 0
+    """Rows that were left out because they hold nothing, counted while `items` are read."""
+
+
+def find_given(data: str, kind: str, *, per_line: bool) -> Given:
+    """The texts or pictures behind `--data`; raises `UnreadableData` where there are none of that kind."""
+    path = Path(data).expanduser()
+    try:
+        is_folder, is_file, exists = path.is_dir(), path.is_file(), path.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # a name that no file system takes
+        raise UnreadableData(data[:80], "a file, a folder or a dataset name", str(error)) from error
+    if is_folder:
+        return _folder(path, kind, per_line)
+    if is_file:
+        return _table(data, path, kind) if path.suffix.lower() in TABLES else _one_file(path, kind, per_line)
+    if exists:
+        raise UnreadableData(data, "a file, a folder or a dataset name", "a device, pipe or socket")
+    if _looks_like_a_path(data):
+        raise UnreadableData(data, "a file or a folder", f"none of that name{_near_names(path)}")
+    return _dataset(data, kind)
+
+
+def _looks_like_a_path(data: str) -> bool:
+    return (
+        not DATASET.fullmatch(data)
+        or data.startswith((".", "/", "~"))
+        or Path(data).suffix.lower() in FILE_ENDINGS
+        or ("/" in data and Path(data).parent.is_dir())
+    )
+
+
+def _near_names(path: Path) -> str:
+    try:
+        names = [entry.name for entry in islice(path.parent.iterdir(), 10_000)]
+    except OSError:
+        return f"; the folder {str(path.parent)!r} is not there either"
+    near = difflib.get_close_matches(path.name, names, n=3)
+    return f"; close: {', '.join(near)}" if near else ""
+
+
+# --- files and folders ----------------------------------------------------------------------------------------------
+
+
+def _folder(path: Path, kind: str, per_line: bool) -> Given:
+    found = sorted(entry for entry in path.rglob("*") if entry.is_file() and not entry.name.startswith("."))
+    images = [entry for entry in found if entry.suffix.lower() in IMAGE_ENDINGS]
+    if kind == "image":
+        if not images:
+            raise UnreadableData(str(path), f"images ({', '.join(IMAGE_ENDINGS)})", f"{len(found)} other files")
+        return Given(open_picture(entry, str(entry)) for entry in images)
+    texts = [entry for entry in found if entry not in set(images)]
+    if not texts:
+        raise UnreadableData(str(path), "text files", f"{len(images)} images and nothing else" if images else "nothing")
+    whole = (_read_text(entry) for entry in texts)
+    return Given(part for text in whole for part in (lines(text) if per_line else [text.strip()]) if part)
+
+
+def _one_file(path: Path, kind: str, per_line: bool) -> Given:
+    if kind == "image":
+        if path.suffix.lower() in IMAGE_ENDINGS:
+            return Given(iter([open_picture(path, str(path))]))
+        raise UnreadableData(str(path), "a folder of images, for a vision model", "one text file")
+    text = _read_text(path)
+    parts = lines(text) if per_line else paragraphs(text)
+    return Given(iter(parts), sum(map(len, parts)))
+
+
+def lines(text: str) -> list[str]:
+    """Lines that are not blank, without their margins."""
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def paragraphs(text: str) -> list[str]:
+    """What stands between blank lines; a line of nothing but white space is blank."""
+    found: list[list[str]] = [[]]
+    for line in text.split("\n"):
+        if line.strip():
+            found[-1].append(line)
+        elif found[-1]:
+            found.append([])
+    return ["\n".join(part).strip() for part in found if part]
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        found = f"byte {error.object[error.start]:#04x} at {error.start}"
+        raise UnreadableData(str(path), "text in UTF-8", found) from error
+    except OSError as error:
+        raise UnreadableData(str(path), "a file that may be read", reason_of(error)) from error
+
+
+# --- tables and datasets --------------------------------------------------------------------------------------------
+
+
+def _table(data: str, path: Path, kind: str) -> Given:
+    datasets = _import_datasets()
+    ending = path.suffix.lower()
+    return _of_rows(
+        data,
+        f"a {ending} table",
+        lambda: datasets.load_dataset(TABLES[ending], data_files=str(path), split="train", streaming=True),
+        kind,
+    )
+
+
+def _dataset(data: str, kind: str) -> Given:
+    datasets = _import_datasets()
+    name, _, split = data.partition(":")
+    return _of_rows(
+        data,
+        "a file, a folder or a dataset name (NAME or NAME:SPLIT)",
+        lambda: datasets.load_dataset(name, split=split or "train", streaming=True),
+        kind,
+    )
+
+
+def _of_rows(data: str, expected: str, load: Any, kind: str) -> Given:
+    """Rows with one column, the first that holds what the model takes."""
+    try:
+        rows = load()
+        if getattr(rows, "features", None):
+            rows = rows.decode(False)  # pictures are unpacked here, with our limits
+        iterator = iter(rows)
+        preview = list(islice(iterator, ROWS_TO_LOOK_AT))
+    except Exception as error:  # pyarrow, json and datasets raise errors without a common base
+        raise UnreadableData(data, expected, first_line(error)) from error
+    given = Given(iter(()))
+    given.items = _cells(
+        data, kind, chain(preview, _further(data, expected, iterator)), _column(data, kind, preview), given
+    )
+    return given
+
+
+def _further(data: str, expected: str, rows: Iterator[Any]) -> Iterator[Any]:
+    """The rest of a table, whose end may turn out to be broken."""
+    number = ROWS_TO_LOOK_AT
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # as above
+            raise UnreadableData(data, expected, f"after row {number}: {first_line(error)}") from error
+        number += 1
+        yield row
+
+
+def _column(data: str, kind: str, preview: list[Mapping[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for row in preview for name in row))
+    is_cell = _is_text if kind == "text" else _is_picture
+    for name in (*PREFERRED[kind], *names):
+        if any(is_cell(row.get(name)) for row in preview):
+            return name
+    if not preview:
+        raise UnreadableData(data, f"rows with {kind}", "no rows")
+    raise UnreadableData(data, f"a column with {kind}", f"the columns {', '.join(names)}")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_picture(value: Any) -> bool:
+    return hasattr(value, "convert") or (isinstance(value, Mapping) and bool(value.get("bytes") or value.get("path")))
+
+
+def _cells(data: str, kind: str, rows: Iterable[Mapping[str, Any]], column: str, given: Given) -> Iterator[Any]:
+    for number, row in enumerate(rows):
+        value = row.get(column)
+        if kind == "text" and _is_text(value):
+            yield str(value).strip()
+        elif kind == "image" and _is_picture(value):
+            yield _picture(value, f"{data}, row {number}")
+        else:
+            given.empty += 1
+
+
+def _picture(value: Any, name: str) -> Any:
+    if isinstance(value, Mapping):
+        return open_picture(value["bytes"] or Path(value["path"]), name)
+    require_usable(value, name)
+    return value.convert("RGB")
+
+
+def _import_datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingDependency("datasets", "hf", "reading tables and datasets") from error
+    return datasets

@@ -1,0 +1,212 @@
+"""Texts as tokens: all of a text is used, what the tokenizer does not know is counted, and no tokenizer is no empty one."""
+
+import json
+import shutil
+
+import numpy
+import pytest
+import torch
+
+from oversmooth.data.given import Given
+from oversmooth.data.tokens import TextRows, even_step, random_ids, read_ids
+from oversmooth.errors import Conflict, NotSupported, UnknownTokens, UnreadableData, WrongBatch
+from oversmooth.measurement.measurement import measure
+from tests.contract.tiny_models import tiny_model
+from tests.real_models import albert, minilm
+
+UNKNOWN = "\ua66e"
+"""A letter that MiniLM's tokenizer does not have."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(minilm())
+
+
+@pytest.fixture
+def untokenized(tmp_path):
+    """MiniLM without the files of its tokenizer."""
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(minilm() / name, tmp_path)
+    return str(tmp_path)
+
+
+def rows_of(tokenizer, *texts, length=16, allow_unknown=False):
+    return TextRows(Given(iter(texts), sum(map(len, texts))), tokenizer, length, allow_unknown)
+
+
+def test_a_long_text_is_cut_into_windows_that_hold_all_of_it(tokenizer):
+    text = " ".join(f"word{i}" for i in range(60))
+    windows = list(rows_of(tokenizer, text))
+    whole = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert [token for ids in windows for token in ids[1:-1]] == whole
+    lengths = [len(ids) for ids in windows]
+    assert max(lengths) <= 16
+    assert max(lengths) - min(lengths) <= len(lengths), "no window is a mere rest"
+    assert {(ids[0], ids[-1]) for ids in windows} == {(tokenizer.cls_token_id, tokenizer.sep_token_id)}
+
+
+def test_a_tokenizer_written_in_python_cuts_windows_too():
+    from transformers import ByT5Tokenizer
+
+    tokenizer = ByT5Tokenizer()
+    windows = list(rows_of(tokenizer, "abcdefghij" * 3, length=11))
+    bare = tokenizer("abcdefghij" * 3, add_special_tokens=False)["input_ids"]
+    assert [token for ids in windows for token in ids[:-1]] == bare
+    assert {ids[-1] for ids in windows} == {tokenizer.eos_token_id}
+    assert max(map(len, windows)) <= 11
+
+
+@pytest.mark.parametrize(("tokens", "longest", "step"), [(130, 128, 65), (128, 128, 128), (1, 5, 1), (257, 128, 86)])
+def test_windows_are_of_nearly_equal_length(tokens, longest, step):
+    assert even_step(tokens, longest) == step
+
+
+def test_one_long_file_is_used_whole(tmp_path):
+    """60 kB whose blank lines hold a space, and one sentence per line, were one sequence of 128 tokens."""
+    path = tmp_path / "a.txt"
+    path.write_text("\n \n".join(["The quick brown fox jumps over the lazy dog. " * 20] * 3))
+    facts = measure(str(minilm()), str(path), metrics="cosine").data
+    assert facts.sequences == 6
+    assert facts.text.characters == facts.text.characters_used == 3 * (45 * 20 - 1)
+    path.write_text("The quick brown fox jumps.\n" * 60)
+    assert measure(str(minilm()), str(path), metrics="cosine").data.sequences == 3
+    assert measure(str(minilm()), str(path), metrics="cosine", per_line=True, max_samples=7).data.sequences == 7
+
+
+def test_the_facts_say_how_much_of_a_file_was_used(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(["The quick brown fox jumps."] * 10))
+    text = measure(str(minilm()), str(path), metrics="cosine", max_samples=4).data.text
+    assert (text.characters, text.characters_used, text.texts) == (260, 4 * 26, 4)
+    assert (text.tokens, text.unknown_tokens, text.unknown_share) == (24, 0, 0.0)
+
+
+def test_of_data_that_were_not_read_to_their_end_the_total_is_missing_with_a_reason(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one two three"}\n' * 5)
+    text = measure(str(minilm()), str(tmp_path / "a.jsonl"), metrics="cosine", max_samples=2).data.text
+    assert text.characters is None
+    assert text.missing[0].field == "characters"
+
+
+def test_unknown_tokens_are_counted(tokenizer):
+    rows = rows_of(tokenizer, f"the {UNKNOWN} fox {UNKNOWN} jumps over the dog")
+    list(rows)
+    assert (rows.unknown, rows.tokens) == (2, 8)
+    torch.testing.assert_close(rows.unknown_share, 0.25)
+
+
+def test_a_byte_level_tokenizer_knows_everything():
+    from transformers import ByT5Tokenizer
+
+    rows = rows_of(ByT5Tokenizer(), UNKNOWN * 5)
+    list(rows)
+    assert rows.facts().unknown_tokens == 0
+
+
+@pytest.mark.parametrize(("unknown", "warnings"), [(0, 0), (1, 0), (4, 1)])
+def test_a_twentieth_of_unknown_tokens_is_worth_a_warning(unknown, warnings, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(" ".join([UNKNOWN] * unknown + ["dog"] * (40 - unknown)))
+    assert len(measure(str(minilm()), str(path), metrics="cosine").data.warnings) == warnings
+
+
+def test_a_fifth_of_unknown_tokens_is_refused_unless_allowed(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(" ".join([UNKNOWN] * 3 + ["dog"] * 7))
+    with pytest.raises(UnknownTokens) as caught:
+        measure(str(minilm()), str(path), metrics="cosine")
+    for piece in ("3 of 10", "30%", "--ids", "--allow-unknown"):
+        assert piece in str(caught.value)
+    facts = measure(str(minilm()), str(path), metrics="cosine", allow_unknown=True).data
+    torch.testing.assert_close(facts.text.unknown_share, 0.3)
+    assert "30% of the tokens are unknown" in facts.warnings[0]
+
+
+def test_much_unknown_text_is_refused_before_all_of_it_was_run(tokenizer):
+    rows = rows_of(tokenizer, *[f"{UNKNOWN} {UNKNOWN} dog"] * 5000)
+    with pytest.raises(UnknownTokens):
+        list(rows)
+    assert rows.read < 2000
+
+
+def test_a_missing_tokenizer_is_not_an_empty_one(untokenized):
+    facts = measure(untokenized, max_samples=2, metrics="cosine").data
+    assert facts.origin == "random ids"
+    assert "drawn at random from the model's own 30,522" in facts.description
+    assert "no tokenizer" in facts.warnings[0]
+    assert facts.text is None
+
+
+def test_a_tokenizer_of_nothing_but_special_tokens_is_missing_too():
+    assert measure(str(albert()), max_samples=2, metrics="cosine").data.origin == "random ids"
+
+
+def test_text_without_a_tokenizer_is_refused_with_what_to_give(untokenized, tmp_path):
+    (tmp_path / "a.txt").write_text("one two three")
+    with pytest.raises(WrongBatch, match="--ids"):
+        measure(untokenized, str(tmp_path / "a.txt"))
+
+
+def test_random_ids_are_seeded_and_hold_no_special_ones():
+    config = {"pad_token_id": 0, "eos_token_id": 3}
+    drawn = random_ids(5, config, count=3, length=50, seed=1)
+    assert drawn == random_ids(5, config, count=3, length=50, seed=1)
+    assert drawn != random_ids(5, config, count=3, length=50, seed=2)
+    assert {token for row in drawn for token in row} == {1, 2, 4}
+
+
+@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".npy"])
+def test_token_ids_are_read_from_files(ending, tmp_path):
+    path = tmp_path / f"ids{ending}"
+    if ending == ".txt":
+        path.write_text("5 6 7\n\n8, 9 10\n")
+    elif ending == ".jsonl":
+        path.write_text(json.dumps([5, 6, 7]) + "\n" + json.dumps({"input_ids": [8, 9, 10]}) + "\n")
+    else:
+        numpy.save(path, numpy.array([[5, 6, 7], [8, 9, 10]]))
+    assert list(read_ids(str(path), 128)) == [[5, 6, 7], [8, 9, 10]]
+    assert list(read_ids(str(path), 2)) == [[5, 6], [7], [8, 9], [10]]
+
+
+def test_a_model_is_measured_on_given_ids(tmp_path):
+    model, _ = tiny_model("bert")
+    (tmp_path / "ids.txt").write_text("5 6 7\n8 9 10 11\n")
+    facts = measure(model, ids=str(tmp_path / "ids.txt"), metrics="cosine").data
+    assert (facts.sequences, facts.tokens, facts.origin) == (2, 7, "given")
+    assert "ids.txt" in facts.description
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "piece"),
+    [
+        ("a.txt", b"1 two 3", "line 1"),
+        ("a.jsonl", b'{"input_ids": "no"}', "a JSON list of token ids"),
+        ("a.jsonl", b"[1, true]", "a JSON list of token ids"),
+        ("a.jsonl", b"[" * 100_000, "line 1"),
+        ("a.npy", b"\x93NUMPY", "npy"),
+        ("a.txt", b"\xff\xfe", "token ids"),
+    ],
+)
+def test_broken_files_of_ids_are_refused(name, content, piece, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UnreadableData, match=piece):
+        list(read_ids(str(tmp_path / name), 8))
+
+
+def test_arrays_of_other_things_are_no_ids(tmp_path):
+    numpy.save(tmp_path / "a.npy", numpy.zeros((2, 3)))
+    with pytest.raises(UnreadableData, match="array of integers, found 2-D, float64"):
+        list(read_ids(str(tmp_path / "a.npy"), 8))
+
+
+def test_ids_and_data_are_not_given_together(tmp_path):
+    model, inputs = tiny_model("bert")
+    with pytest.raises(Conflict):
+        measure(model, "some.txt", ids="ids.txt")
+    with pytest.raises(Conflict):
+        measure(model, [inputs], ids="ids.txt")
+    with pytest.raises(NotSupported, match="takes image"):
+        measure(tiny_model("vit")[0], ids="ids.txt")
