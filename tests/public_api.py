@@ -22,7 +22,7 @@ def signature(name: str) -> str:
 def _parameters(parameters: list[inspect.Parameter]) -> list[str]:
     found = []
     star_is_due = True
-    for parameter in parameters:
+    for parameter in _with_unpacked_keywords(parameters):
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and star_is_due:
             found.append("*")
             star_is_due = False
@@ -32,8 +32,21 @@ def _parameters(parameters: list[inspect.Parameter]) -> list[str]:
     return found
 
 
+def _with_unpacked_keywords(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    """`**options: Unpack[...]` as the keywords that it stands for."""
+    found = []
+    for parameter in parameters:
+        keywords = getattr(parameter.annotation, "__args__", None)
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD and keywords:
+            names = keywords[0].__annotations__
+            found += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=...) for name in names]
+        else:
+            found.append(parameter)
+    return found
+
+
 def _shown(default: object) -> str:
-    return getattr(default, "__name__", None) or repr(default)
+    return "..." if default is ... else getattr(default, "__name__", None) or repr(default)
 
 
 def public_api() -> str:
