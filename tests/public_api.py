@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import typing
 from pathlib import Path
 
 import oversmooth
@@ -36,9 +37,9 @@ def _with_unpacked_keywords(parameters: list[inspect.Parameter]) -> list[inspect
     """`**options: Unpack[...]` as the keywords that it stands for."""
     found = []
     for parameter in parameters:
-        keywords = getattr(parameter.annotation, "__args__", None)
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD and keywords:
-            names = keywords[0].__annotations__
+        (stands_for,) = typing.get_args(parameter.annotation)[:1] or (None,)
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD and typing.is_typeddict(stands_for):
+            names = stands_for.__annotations__
             found += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=...) for name in names]
         else:
             found.append(parameter)
