@@ -114,7 +114,7 @@ def test_predict_leaves_the_model_as_it_was():
 
 def test_a_wrong_norm_is_caught_by_rung_5(monkeypatch):
     """The guard can fail: without the norm's weight the branch is another one, and the layer gets no verdict."""
-    from oversmooth.models import declaration as architecture
+    from oversmooth.models import canonical as architecture
 
     model, inputs = tiny_model("gpt2")
     right = architecture._norm

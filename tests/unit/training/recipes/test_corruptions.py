@@ -84,4 +84,5 @@ def test_a_black_image_stays_finite_under_every_corruption():
     black = Image.fromarray(numpy.zeros((32, 32, 3), numpy.uint8))
     for kind in KINDS:
         for severity in SEVERITIES:
-            Corruption(kind, severity)(black, 0)
+            changed = Corruption(kind, severity)(black, 0)  # a NaN would warn when it becomes a byte
+            assert (changed.size, changed.mode) == (black.size, black.mode)
