@@ -430,7 +430,7 @@ def test_another_run_is_neither_overwritten_nor_resumed(sharpened, tmp_path):
         (("digits", "--set", "training.batch=x"), ("training.batch must be a valid integer", "got 'x'")),
         (("digits", "--set", "training.batch=2000"), ("training.batch must be at most 1437", "got 2000")),
         (("digits", "--fraction", "0"), ("fraction must be above 0",)),
-        (("digits", "--data", "/nowhere/at/all"), ("'/nowhere/at/all' cannot be used", "nothing there")),
+        (("digits", "--data", "/nowhere/at/all"), ("'/nowhere/at/all' cannot be used", "found nothing")),
         (
             ("digits", "--set", "hardware.micro_batch=7"),
             ("The batch of one process (32) must be divisible by hardware.micro_batch (7)",),

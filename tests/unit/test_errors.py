@@ -27,7 +27,7 @@ EXAMPLES = {
     ),
     "DeviceUnavailable": (("cuda", "no driver"), ("The device 'cuda' cannot be used: no driver.", "such as cpu")),
     "WrongShape": (("keep", "(2, 3)", (3, 2)), ("The shape of keep must be (2, 3); got (3, 2)",)),
-    "TooFewTokens": ((3, 1), ("Sequence 3 keeps 1 tokens", "at least 2", "Leave such sequences out")),
+    "TooFewTokens": ((3, 1), ("Sequence 3 keeps 1 token(s)", "at least 2", "Leave such sequences out")),
     "NotAGrid": ((5, "high_frequency"), ("high_frequency needs a square number", "got 5", "prefix tokens dropped")),
     "MissingDependency": (
         ("timm", "timm", "running it"),
@@ -43,16 +43,16 @@ EXAMPLES = {
     ),
     "AmbiguousFolder": (
         ("f/", ["a.gguf", "b.gguf"]),
-        ("more than one candidate", "a.gguf, b.gguf", "oversmooth inspect f/a.gguf"),
+        ("more than one model", "a.gguf, b.gguf", "oversmooth inspect f/a.gguf"),
     ),
     "BrokenFile": (
         ("f", "a header", "nothing"),
         ("f cannot be read", "expected a header", "found nothing", "copy the file"),
     ),
-    "NotWritable": (("f", "no folder"), ("f cannot be written: no folder", "in an existing folder")),
+    "NotWritable": (("f", "no folder"), ("f cannot be written: no folder", "existing, writable folder")),
     "RunFailed": (
         ("oversmooth train digits", "No space left on device"),
-        ("expected to finish", "No space left on device", "oversmooth train digits"),
+        ("did not finish", "No space left on device", "oversmooth train digits"),
     ),
     "UnsafePickle": (
         ("f", "GLOBAL os.system"),

@@ -30,8 +30,13 @@ LAYERS = (
 """Rooms from the bottom to the top. A new room needs a place here; a new module in a room does not."""
 
 LAYER: Mapping[str, int] = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
-CONVENIENCE = {("results.analysis", "output.report"), ("results.analysis", "output.report.page")}
-"""The one step upwards: `analysis.save_html(path)`, inside a function, because users look for it there."""
+CONVENIENCE = {
+    ("results.analysis", "output.report"),
+    ("results.analysis", "output.report.page"),
+    ("results.measurement", "output.figures"),
+}
+"""The only steps upwards: `analysis.save_html(path)` and `measurement.plot()`, inside functions, because users look for
+them there."""
 MODEL_LIBRARIES = ("transformers", "timm")
 MAY_IMPORT_THEM = ("models", "data", "training")
 MODEL_CODE = ("models.crammed_bert",)

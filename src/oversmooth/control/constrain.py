@@ -175,7 +175,7 @@ def bake(model: nn.Module) -> nn.Module:
     if applied:
         what = applied[0].rpartition(".")[2].removeprefix(RULE_PREFIX)
         reason = f"{what} changes attention itself, which no ordinary weights can express ({applied[0]})"
-        raise CannotControl("bake", "this model", reason, f"Take it off first: osm.unapply(model, {what!r}).")
+        raise CannotControl("bake", "this model", reason, f"Remove it first: osm.unapply(model, {what!r}).")
     for module, tensor in parametrized(model):
         take_off(module, tensor)
     for module in model.modules():
@@ -196,7 +196,7 @@ def _refuse(model: nn.Module, store: ModuleStore, plan: list[tuple[Chosen, Atten
         heads_of(weights).require_one_basis()
         if not (torch.isfinite(weights.w_v).all() and torch.isfinite(weights.w_o).all()):
             reason = "its value or output weights hold NaN or infinity"
-            raise CannotControl("The eigenbasis", each.words, reason, "Load a checkpoint that is whole.")
+            raise CannotControl("The eigenbasis", each.words, reason, "Load a complete checkpoint.")
         for name in (each.block.value.weight, each.block.output.weight):
             owner, tensor = store.owner(name), name.rpartition(".")[2]
             if parametrize.is_parametrized(owner, tensor):

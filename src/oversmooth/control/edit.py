@@ -96,7 +96,7 @@ def edit(
         copy = copy_checkpoint(checkpoint, source.store, beside)
         for each in chosen:
             old = each.stack.weights(each.position, log.read)
-            _require_finite(each, old, "it holds NaN or infinity", "Start from a checkpoint that is whole.")
+            _require_finite(each, old, "it holds NaN or infinity", "Start from a complete checkpoint.")
             new = _changed(old, change)
             tensors = _tensors(each, old, new, log.read, change)
             copy.overwrite(tensors)

@@ -127,7 +127,7 @@ class Carrier:
         """Raises where the rule has no exact place; nothing has been touched yet."""
         advice = f"Choose other layers, or another stack; osm.apply(model, {self.name!r}, stack=...)."
         if hasattr(self.attention, f"{RULE_PREFIX}{self.name}"):
-            raise CannotControl(self.name, self.words, "it is there already", "Take it off first with osm.unapply.")
+            raise CannotControl(self.name, self.words, "it is already applied", "Remove it first with osm.unapply.")
         if isinstance(self.rule, UsesFirstValues) and stack.arch.shared_layers:
             reason = (
                 "one set of weights runs at several depths, so that the first of them cannot be told from the others"

@@ -27,7 +27,7 @@ class BrokenFile(OversmoothError):
 class NotWritable(OversmoothError):
     file: str
     reason: str
-    advice: str = "Give a file name in an existing folder that you may write to."
+    advice: str = "Give a file name in an existing, writable folder."
 
     @property
     def problem(self) -> str:
@@ -52,7 +52,7 @@ class UnsafePickle(OversmoothError):
 
     @property
     def next_step(self) -> str:
-        return "Convert it to safetensors in an environment where you trust the file, then inspect that."
+        return "Convert it to safetensors in an environment where you trust the file, then use that."
 
 
 @dataclass(eq=False)

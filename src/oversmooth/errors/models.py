@@ -47,7 +47,7 @@ class AmbiguousFolder(OversmoothError):
 
     @property
     def problem(self) -> str:
-        return f"{self.folder!r} holds more than one candidate model: {', '.join(self.candidates)}."
+        return f"{self.folder!r} holds more than one model: {', '.join(self.candidates)}."
 
     @property
     def next_step(self) -> str:
@@ -69,7 +69,7 @@ class UnknownArchitecture(OversmoothError):
     def next_step(self) -> str:
         return (
             f"Declared: {', '.join(sorted(self.known))}.\n"
-            "If it has the layout of one of these, say so with --model-type; "
+            "If it has the same layout as one of these, name that with --model-type; "
             "to add it: docs/guides/add-an-architecture.md."
         )
 
@@ -90,7 +90,7 @@ class UnidentifiedWeights(OversmoothError):
 
     @property
     def next_step(self) -> str:
-        return "Say which family it is with --model-type (list: oversmooth architectures)."
+        return "Name the family with --model-type (list: oversmooth architectures)."
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ class BadRecipe(OversmoothError):
 
     @property
     def next_step(self) -> str:
-        return "Correct it in the file, or with --set KEY=VALUE."
+        return "Fix it in the file, or override it with --set KEY=VALUE."
 
 
 @dataclass(eq=False)
@@ -64,11 +64,11 @@ class RunFailed(OversmoothError):
 
     @property
     def problem(self) -> str:
-        return f"A run was expected to finish; it ended with {self.last_words!r}."
+        return f"A training run did not finish; its last line was {self.last_words!r}."
 
     @property
     def next_step(self) -> str:
-        return f"Run it by itself to see all of it:\n{self.command}"
+        return f"Run it alone to see all of its output:\n{self.command}"
 
 
 @dataclass(eq=False)
@@ -83,4 +83,4 @@ class UnusableEncoder(OversmoothError):
 
     @property
     def next_step(self) -> str:
-        return "Give the folder or hub id of a text encoder (BERT and its kin) with its tokenizer."
+        return "Give the folder or hub id of a text encoder (BERT or similar) with its tokenizer."

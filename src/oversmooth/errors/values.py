@@ -173,7 +173,9 @@ class TooFewTokens(OversmoothError):
 
     @property
     def problem(self) -> str:
-        return f"Sequence {self.sequence} keeps {self.kept} tokens; at least 2 are needed, because they are compared."
+        return (
+            f"Sequence {self.sequence} keeps {self.kept} token(s); at least 2 are needed, because tokens are compared."
+        )
 
     @property
     def next_step(self) -> str:

@@ -166,31 +166,9 @@ class Measurement(SavedResult):
 
     def plot(self, metric: str = "cosine") -> "matplotlib.figure.Figure":
         """A figure of the metric over depth with bands of one standard error (needs matplotlib)."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            from oversmooth.errors import MissingDependency
+        from oversmooth.output.figures import curve_figure
 
-            raise MissingDependency("matplotlib", "report", "plot()") from error
-        figure = Figure(figsize=(6, 3.6), layout="constrained")
-        axes = figure.subplots()
-        for stack in dict.fromkeys(value.stack for value in self.values):
-            points = [point for point in self.curve(metric, stack) if point.mean is not None]
-            depth = [point.depth for point in points]
-            mean = [point.mean or 0.0 for point in points]
-            band = [point.standard_error or 0.0 for point in points]
-            axes.plot(depth, mean, marker="o", label=stack or None)
-            low = [value - half for value, half in zip(mean, band, strict=True)]
-            high = [value + half for value, half in zip(mean, band, strict=True)]
-            axes.fill_between(depth, low, high, alpha=0.25)
-            final = self.final(metric, stack)
-            if final is not None and final.mean is not None:
-                ends = ([depth[-1], depth[-1] + 1], [mean[-1], final.mean])
-                axes.plot(*ends, ":D", color=axes.lines[-1].get_color(), markevery=[1])  # behind the final norm
-        axes.set(xlabel="depth (0 = embedding)", ylabel=metric, title=self.provenance.target)
-        if len({value.stack for value in self.values}) > 1:
-            axes.legend()
-        return figure
+        return curve_figure(self, metric)
 
     def __repr__(self) -> str:
         metrics = [name for name, _ in self.definitions]

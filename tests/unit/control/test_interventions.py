@@ -580,7 +580,7 @@ def test_wrong_names_and_options_are_refused():
     with pytest.raises(BadValue, match="order"):
         osm.apply(model, "gfsa", order=1)
     osm.apply(model, "centered")
-    with pytest.raises(CannotControl, match="there already"):
+    with pytest.raises(CannotControl, match="already applied"):
         osm.apply(model, "centered")
 
 

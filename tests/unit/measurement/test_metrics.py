@@ -427,7 +427,7 @@ def test_a_sequence_is_measurable_from_two_kept_tokens_on():
 @pytest.mark.parametrize("name", ALL)
 def test_an_unmeasurable_sequence_is_refused_by_number(name):
     keep = torch.tensor([[True, True, True, True], [False, True, False, False]])
-    with pytest.raises(TooFewTokens, match=r"(?s)Sequence 1 keeps 1 tokens; at least 2 are needed.*measurable"):
+    with pytest.raises(TooFewTokens, match=r"(?s)Sequence 1 keeps 1 token\(s\); at least 2 are needed.*measurable"):
         METRICS[name](random_tokens(2, 4, 3), keep)
 
 

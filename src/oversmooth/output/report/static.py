@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oversmooth.errors import MissingDependency
+from oversmooth.output.figures import curve_figure, new_figure
 from oversmooth.output.report.weights import layer_name
 from oversmooth.output.whole_files import make_folder, write_whole
 from oversmooth.results import Analysis, Measurement
@@ -41,14 +42,8 @@ def write_figures(analysis: Analysis, folder: Path) -> list[Path]:
     return written
 
 
-def _new(width: float, height: float) -> "Figure":
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def _curve(measurement: Measurement, metric: str) -> "Figure":
-    figure = measurement.plot(metric)
+    figure = curve_figure(measurement, metric)
     figure.set_size_inches(COLUMN, 2.4)
     figure.axes[0].set_title("")
     return figure
@@ -60,7 +55,7 @@ def _eigenvalues(analysis: Analysis) -> "Figure":
     layers = [layer for layer in analysis.inspection.layers if layer.plain and layer.plain.eigenvalues][:48]
     columns = min(4, max(len(layers), 1))
     rows = max(1, -(-len(layers) // columns))
-    figure = _new(1.9 * columns, 1.9 * rows)
+    figure = new_figure(1.9 * columns, 1.9 * rows)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     for axis in axes.flat[len(layers) :]:
         axis.set_visible(False)
@@ -76,7 +71,7 @@ def _eigenvalues(analysis: Analysis) -> "Figure":
 
 
 def _attribution(measurement: Measurement) -> "Figure":
-    figure = _new(COLUMN, 2.4)
+    figure = new_figure(COLUMN, 2.4)
     axes = figure.subplots()
     attribution = measurement.attributions[0]
     depths = sorted({part.depth for part in attribution.parts})

@@ -89,7 +89,7 @@ def read_recipe(name: str) -> dict[str, Any]:
     except OSError as error:
         raise BrokenFile(str(path), "a recipe", reason_of(error), "Check the path.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BrokenFile(str(path), "a recipe in TOML", str(error), "Correct that place.") from error
+        raise BrokenFile(str(path), "a recipe in TOML", str(error), "Fix that line.") from error
 
 
 def overridden(tables: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def test_folders_with_different_classes_are_refused(tmp_path, arrays):
 def test_a_folder_without_classes_and_a_missing_path_are_refused(tmp_path):
     with pytest.raises(UnreadableData, match="a folder of images for each class"):
         load_splits(SETTINGS, str(tmp_path), 1.0)
-    with pytest.raises(UnreadableData, match="nothing there"):
+    with pytest.raises(UnreadableData, match="found nothing"):
         load_splits(SETTINGS, str(tmp_path / "none"), 1.0)
 
 

@@ -62,7 +62,7 @@ def corpus_files(source: str) -> list[Path]:
         return []
     files = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(ENDINGS))
     if not files:
-        raise UnreadableData(source, f"files that end in {', '.join(ENDINGS)}", "a folder without any")
+        raise UnreadableData(source, f"files that end in {', '.join(ENDINGS)}", "a folder with none of them")
     return files
 
 

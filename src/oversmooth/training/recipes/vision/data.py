@@ -94,7 +94,7 @@ def _source(settings: Data, data: str | None) -> Source:
         return _parquet(path, tables, settings) if tables else _folder(path)
     if path.exists() or path.is_absolute():
         expected = "a CIFAR archive (.tar.gz), a folder of images or of parquet files, or an id on the hub"
-        raise UnreadableData(name, expected, "a file of another kind" if path.exists() else "nothing there")
+        raise UnreadableData(name, expected, "a file of another kind" if path.exists() else "nothing")
     return _hub(name, settings)
 
 
@@ -121,7 +121,7 @@ def _folder(path: Path) -> Source:
     test = next((path / name for name in TEST_NAMES if (path / name).is_dir()), None)
     root = path / "train" if (path / "train").is_dir() else path
     if root != path and test is None:
-        raise UnreadableData(str(path), f"a folder {' or '.join(TEST_NAMES)} beside train", "train alone")
+        raise UnreadableData(str(path), f"a folder {' or '.join(TEST_NAMES)} beside train", "only train")
     classes = _class_folders(root)
     if test is not None and _class_folders(test) != classes:
         odd = sorted(set(classes) ^ set(_class_folders(test)))
