@@ -418,7 +418,7 @@ def test_a_csv_that_cannot_be_written_is_refused_before_the_work(
     monkeypatch.setattr("oversmooth.spectra.inspection.open_source", lambda *_, **__: pytest.fail("the work was begun"))
     code, out, err = oversmooth("inspect", folder, "--csv", tmp_path / place)
     assert (code, out) == (2, "")
-    for part in ("cannot be written", reason, "in an existing folder"):
+    for part in ("cannot be written", reason, "existing, writable folder"):
         assert part in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 

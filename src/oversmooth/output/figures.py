@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def curve_figure(measurement: Measurement, metric: str) -> "Figure":
     """A metric over depth with bands of one standard error, and what the final norm makes of it."""
-    figure = new_figure(6, 3.6)
+    figure = new_figure(6.0, 3.6)
     axes = figure.subplots()
     for stack in dict.fromkeys(value.stack for value in measurement.values):
         points = [point for point in measurement.curve(metric, stack) if point.mean is not None]
