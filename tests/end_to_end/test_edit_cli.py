@@ -173,16 +173,16 @@ def test_an_interval_and_flipped_norms_can_be_combined(bert, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "one of an interval, a scale of H or flipped norm signs"),
-        (("--sharpen", "--smooth"), "one of --sharpen, --smooth and --interval"),
-        (("--sharpen", "--scale-h", "2"), "one of an interval, a scale of H"),
+        ((), "Give one of interval, scale_h, flip_norm_signs"),
+        (("--sharpen", "--smooth"), "Give only one of --sharpen, --smooth, --interval"),
+        (("--sharpen", "--scale-h", "2"), "Give only one of interval, scale_h"),
         (("--interval", "1", "0"), "the smaller one first"),
         (("--interval", "-1", "inf"), "two finite numbers"),
         (("--scale-h", "nan"), "scale_h must be a finite number; got nan"),
-        (("--sharpen", "--layers", "9"), "among 0, 1, 2"),
+        (("--sharpen", "--layers", "9"), "Unknown layer 9. Known: 0, 1, 2"),
         (("--sharpen", "--layers", "a-b"), "numbers and ranges such as 6-11,14"),
         (("--sharpen", "--stack", "decoder"), "Unknown stack 'decoder'"),
-        (("--sharpen", "--basis", "diagonal"), "orthogonal or general"),
+        (("--sharpen", "--basis", "diagonal"), "Known: orthogonal, general"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_nothing_is_written(bert, tmp_path, arguments, words):
