@@ -25,7 +25,7 @@ from oversmooth.control.projection import (
     weights_of,
     with_constant_kept,
 )
-from oversmooth.control.selection import RULE_PREFIX, Chosen, Layers, choose, heads_of
+from oversmooth.control.selection import RULE_PREFIX, Chosen, Layers, choose, heads_of, require_matrices
 from oversmooth.control.token_scale import SCALES
 from oversmooth.errors import CannotControl, UnknownName
 from oversmooth.models.canonical import AttentionWeights
@@ -138,6 +138,7 @@ def constrain(
     assert isinstance(store, ModuleStore), "an open module is read through a ModuleStore"
     stacks = source.stacks()
     chosen = choose(stacks, layers, stack)
+    require_matrices(chosen, store.read)
     plan = [(each, each.stack.weights(each.position, log.read)) for each in chosen]
     _refuse(model, store, plan)
     if scale == "measured":
@@ -236,7 +237,8 @@ def _install(each: Chosen, new: AttentionWeights, eigenbasis: Eigenbasis, store:
 def _set_biases(each: Chosen, new: AttentionWeights, store: ModuleStore) -> None:
     if each.block.value.bias and new.b_v is not None:
         bias = getattr(store.owner(each.block.value.bias), each.block.value.bias.rpartition(".")[2])
-        rows = slice(None) if new.value_rows is None else new.value_rows.to(bias.device)
+        is_own = new.value_rows is None or bias.numel() == new.b_v.numel()  # one entry per value channel
+        rows = slice(None) if is_own or new.value_rows is None else new.value_rows.to(bias.device)
         bias[rows] = new.b_v.flatten().to(bias)
     if each.block.output.bias and new.b_o is not None:
         bias = getattr(store.owner(each.block.output.bias), each.block.output.bias.rpartition(".")[2])
