@@ -36,6 +36,7 @@ from oversmooth.models.identify import (
 )
 from oversmooth.models.resolve import StackNames, resolve
 from oversmooth.models.sizes import Sizes, sizes_of
+from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.quantised import is_packed_name
 from oversmooth.models.stores.store import TensorStore
 
@@ -155,7 +156,7 @@ def _discovery(source: Source) -> Discovery | None:
     """What running the model, or a skeleton of it, shows; `None` where it is declared or nobody can build it."""
     if _is_declared(source) or "gguf_architecture" in source.config:
         return None
-    if source.module is not None:
+    if source.module is not None and isinstance(source.store, ModuleStore):
         return discovered(source.module, source.config)
     return discovered_on_disk(source.config)
 
