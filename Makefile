@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 EXTRAS := hf,timm,gguf,report,docs,dev
 SOURCES := src tests benchmarks examples docs/hooks
 
-.PHONY: report test test-slow fuzz check format docs public-api bench chromium constraints clean
+.PHONY: report test test-slow fuzz check format docs public-api bench families chromium constraints clean
 
 report: $(STAMP)
 	$(BIN)/oversmooth report --output report.html
@@ -45,6 +45,10 @@ bench: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt -e '.[bench]'
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 	$(BIN)/python benchmarks/readme_table.py
+
+# The table of what is covered, from every model type of transformers and family of timm; goes on where it was stopped.
+families: $(STAMP)
+	$(BIN)/python benchmarks/families.py
 
 # The browser of the page tests; where there is no apt, those tests skip with that reason.
 chromium:

@@ -3,6 +3,7 @@
 import oversmooth as osm
 
 osm.inspect(target)     # weights only: spectra per layer and head, norm signs, tendency
+osm.discover(model)     # the value path of any module, found by running it
 osm.verify(target)      # does the declaration fit this very model?
 osm.measure(target)     # metrics per layer and sub-block on real inputs, and who changes them
 osm.predict(target)     # exponents, regimes and the ladder of explanation beside the measurement
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from oversmooth.control.edit import edit
     from oversmooth.control.interventions import apply, unapply
     from oversmooth.measurement.measurement import measure
+    from oversmooth.models.discovery.discover import discover
     from oversmooth.models.verify import verify
     from oversmooth.prediction.prediction import predict
     from oversmooth.results import Analysis, Control, Inspection, Measurement, Prediction, Verification
@@ -49,6 +51,7 @@ __all__ = [
     "apply",
     "bake",
     "constrain",
+    "discover",
     "edit",
     "inspect",
     "measure",
@@ -65,6 +68,7 @@ _HOMES = {
     **dict.fromkeys(("apply", "unapply"), "oversmooth.control.interventions"),
     **dict.fromkeys(_RESULTS, "oversmooth.results"),
     "analyze": "oversmooth.analysis",
+    "discover": "oversmooth.models.discovery.discover",
     "edit": "oversmooth.control.edit",
     "inspect": "oversmooth.spectra.inspection",
     "measure": "oversmooth.measurement.measurement",

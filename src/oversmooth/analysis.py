@@ -14,7 +14,7 @@ from oversmooth.errors import NoAttentionMaps, NotLive, OversmoothError, Unknown
 from oversmooth.measurement.measurement import measure
 from oversmooth.models.live import load_model
 from oversmooth.models.opening import open_source
-from oversmooth.models.source import Target
+from oversmooth.models.source import Declaration, Target
 from oversmooth.models.verify import verify
 from oversmooth.prediction.prediction import predict
 from oversmooth.results import Analysis, Missing, Progress, no_progress
@@ -33,6 +33,7 @@ def analyze(
     *,
     device: str | None = None,
     trust_remote_code: bool = False,
+    arch: Declaration | None = None,
     what_ifs: Sequence[str] = WHAT_IFS,
     solve: int = 2,
     command: str = "",
@@ -45,8 +46,8 @@ def analyze(
     gives the weights part.
     """
     Reading(**reading)  # what cannot be is said before anything is read
-    source = open_source(target)
-    inspection = inspect(target, progress=stage("Reading weights"))
+    source = open_source(target, arch=arch)
+    inspection = inspect(source, progress=stage("Reading weights"))
     missing = list(inspection.missing)
     try:
         model = load_model(source, "report", trust_remote_code=trust_remote_code)

@@ -13,9 +13,10 @@ from torch import nn
 import oversmooth as osm
 from oversmooth.control.parametrizations import parametrized
 from oversmooth.errors import BadValue, CannotControl, NotSupported, TooManyValueDirections, UnknownName
+from oversmooth.models.discovery.proof import value_map
 from oversmooth.models.live import run
 from oversmooth.models.opening import open_source
-from oversmooth.models.verify import require_fit, value_map
+from oversmooth.models.verify import require_fit
 from tests.contract.tiny_models import EACH_FAMILY, TIMM, TINY, tiny_model
 
 VERBS = {"sharpen": (-1.0, 0.0, "orthogonal"), "smooth": (0.0, 1.0, "general")}

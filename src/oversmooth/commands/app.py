@@ -10,7 +10,7 @@ from oversmooth.commands.finetune import finetune
 from oversmooth.commands.pages import compare, report
 from oversmooth.commands.reproduce import reproduce
 from oversmooth.commands.train import train
-from oversmooth.commands.weights import architectures, inspect, verify
+from oversmooth.commands.weights import architectures, discover, inspect, verify
 
 app = typer.Typer(
     add_completion=False,
@@ -32,6 +32,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Show the vers
 
 for command in (
     inspect,
+    discover,
     verify,
     measure,
     predict,

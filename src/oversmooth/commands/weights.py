@@ -1,4 +1,4 @@
-"""`oversmooth inspect`, `verify` and `architectures`: what the weights say, and how they are laid out."""
+"""`oversmooth inspect`, `discover`, `verify` and `architectures`: what the weights say, and how they are laid out."""
 
 from typing import Annotated
 
@@ -73,19 +73,36 @@ def verify(
         raise typer.Exit(1)
 
 
-def architectures(json: Json = False) -> None:
-    """List the declared families, and what is refused and why."""
+def discover(target: TargetArgument = None) -> None:
+    """Find the value path of a checkpoint by running a small model of its config; prints the declaration as Python."""
+    from oversmooth.models.discovery.discover import discover as discover_
+
+    found = discover_(target or embedded_default())
+    typer.echo(f"# {found.target}: found by running it, error {found.largest_error:.0e}")
+    for one in found.left_out:
+        typer.echo(f"# left out: {one.where}: {one.reason}")
+    typer.echo(found.code())
+
+
+def architectures(
+    all_: Annotated[bool, typer.Option("--all", help="Every model type of transformers and timm family.")] = False,
+    json: Json = False,
+) -> None:
+    """List the declared families, what else is covered, and what is refused and why."""
+    from oversmooth.models.coverage import coverage
     from oversmooth.models.families import ARCHITECTURES, REFUSED
     from oversmooth.output.terminal import tables
 
     if json:
+        import dataclasses
         import json as json_module
 
         rows = [
             {"family": arch.name, "model_types": list(arch.model_types), "residual": arch.residual, "norm": arch.norm}
             for arch in ARCHITECTURES.values()
         ]
-        typer.echo(json_module.dumps({"declared": rows, "refused": dict(REFUSED)}, indent=2))
+        found = [dataclasses.asdict(row) for row in coverage()]
+        typer.echo(json_module.dumps({"declared": rows, "refused": dict(REFUSED), "covered": found}, indent=2))
         return
     shown = [
         {
@@ -97,4 +114,27 @@ def architectures(json: Json = False) -> None:
         }
         for arch in ARCHITECTURES.values()
     ]
-    tables.show_architectures(shown, REFUSED)
+    if not all_:
+        tables.show_architectures(shown, REFUSED)
+    tables.show_coverage(coverage_counts(), coverage_rows() if all_ else [])
+
+
+def coverage_rows() -> list[dict[str, object]]:
+    """One line per model type."""
+    from oversmooth.models.coverage import coverage
+
+    return [
+        {"library": row.library, "model": row.name, "state": row.state, "error": row.error, "why": row.reason}
+        for row in coverage()
+    ]
+
+
+def coverage_counts() -> list[dict[str, object]]:
+    """How many model types of each library are in each state."""
+    from oversmooth.models.coverage import STATES, counted, versions
+
+    counts = {library: counted(library) for library in versions()}
+    return [
+        {"what": words, **{f"{library} {version}": counts[library][state] for library, version in versions().items()}}
+        for state, words in STATES.items()
+    ]

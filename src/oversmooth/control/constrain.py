@@ -25,12 +25,13 @@ from oversmooth.control.projection import (
     weights_of,
     with_constant_kept,
 )
-from oversmooth.control.selection import RULE_PREFIX, Chosen, Layers, choose, heads_of
+from oversmooth.control.selection import RULE_PREFIX, Chosen, Layers, choose, heads_of, require_matrices
 from oversmooth.control.token_scale import SCALES
 from oversmooth.errors import CannotControl, UnknownName
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
+from oversmooth.models.source import Declaration
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.store import ReadLog
 from oversmooth.results import Control, HeadMove, LayerControl, Spectrum
@@ -51,6 +52,7 @@ def sharpen(
     init: str = "keep",
     max_condition: float | None = None,
     generator: torch.Generator | None = None,
+    arch: Declaration | None = None,
 ) -> Control:
     """Every eigenvalue of H in [-1, 0]: no attention can make tokens alike. As `constrain`, in place."""
     return constrain(
@@ -65,6 +67,7 @@ def sharpen(
         init=init,
         max_condition=max_condition,
         generator=generator,
+        arch=arch,
     )
 
 
@@ -79,6 +82,7 @@ def smooth(
     init: str = "keep",
     max_condition: float | None = None,
     generator: torch.Generator | None = None,
+    arch: Declaration | None = None,
 ) -> Control:
     """Every eigenvalue of H in [0, 1]: every attention makes tokens more alike. As `constrain`, in place."""
     return constrain(
@@ -93,6 +97,7 @@ def smooth(
         init=init,
         max_condition=max_condition,
         generator=generator,
+        arch=arch,
     )
 
 
@@ -109,6 +114,7 @@ def constrain(
     init: str = "keep",
     max_condition: float | None = None,
     generator: torch.Generator | None = None,
+    arch: Declaration | None = None,
 ) -> Control:
     """Puts `H = V diag(clip(psi, low, high)) V^-1` in place of the value and output weights, in place, for training.
 
@@ -133,11 +139,12 @@ def constrain(
         raise UnknownName("init", init, INITS)
     if scale not in SCALES:
         raise UnknownName("scale", scale, SCALES)
-    source = open_source(model)
+    source = open_source(model, arch=arch)
     store, log = source.store, ReadLog(source.store)
     assert isinstance(store, ModuleStore), "an open module is read through a ModuleStore"
     stacks = source.stacks()
     chosen = choose(stacks, layers, stack)
+    require_matrices(chosen, store.read)
     plan = [(each, each.stack.weights(each.position, log.read)) for each in chosen]
     _refuse(model, store, plan)
     if scale == "measured":
@@ -236,7 +243,8 @@ def _install(each: Chosen, new: AttentionWeights, eigenbasis: Eigenbasis, store:
 def _set_biases(each: Chosen, new: AttentionWeights, store: ModuleStore) -> None:
     if each.block.value.bias and new.b_v is not None:
         bias = getattr(store.owner(each.block.value.bias), each.block.value.bias.rpartition(".")[2])
-        rows = slice(None) if new.value_rows is None else new.value_rows.to(bias.device)
+        is_own = new.value_rows is None or bias.numel() == new.b_v.numel()  # one entry per value channel
+        rows = slice(None) if is_own or new.value_rows is None else new.value_rows.to(bias.device)
         bias[rows] = new.b_v.flatten().to(bias)
     if each.block.output.bias and new.b_o is not None:
         bias = getattr(store.owner(each.block.output.bias), each.block.output.bias.rpartition(".")[2])

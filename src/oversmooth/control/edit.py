@@ -18,7 +18,7 @@ from oversmooth.control.checkpoint import copy_checkpoint, local_checkpoint
 from oversmooth.control.constrain import layer_control
 from oversmooth.control.norms import SIGNED_NORMS, flipped_norm
 from oversmooth.control.projection import Form, kept_weights, with_constant_kept
-from oversmooth.control.selection import Chosen, Layers, choose, heads_of
+from oversmooth.control.selection import Chosen, Layers, choose, heads_of, require_matrices
 from oversmooth.errors import BadValue, CannotControl, Conflict, HeadsUnknown, NothingChosen, NotSupported
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.opening import open_source
@@ -90,6 +90,7 @@ def edit(
     source = open_source(checkpoint.target, model_type=model_type, n_heads=n_heads, n_kv=n_kv)
     stacks, log = source.stacks(), ReadLog(source.store)
     chosen = choose(stacks, layers, stack)
+    require_matrices(chosen, source.store.read)
     _refuse(chosen, source.store.read, change)
     done: list[LayerControl] = []
     with folder_whole(Path(out)) as beside:
@@ -161,7 +162,9 @@ def _tensors(
         found[each.block.output.weight] = (output.T if is_transposed else output).to(stored.dtype)
         if each.block.value.bias and new.b_v is not None:
             bias = read(each.block.value.bias).clone()
-            bias[rows] = new.b_v.flatten().to(bias.dtype)
+            bias[rows if bias.numel() == len(value.T if is_transposed else value) else slice(None)] = (
+                new.b_v.flatten().to(bias.dtype)
+            )
             found[each.block.value.bias] = bias
         if each.block.output.bias and new.b_o is not None:
             found[each.block.output.bias] = new.b_o.to(read(each.block.output.bias).dtype)

@@ -114,7 +114,7 @@ class Carrier:
         self.is_torch = isinstance(self.value, nn.MultiheadAttention)
         path = each.block.value.weight.rpartition(".")[0].rpartition(".")[0]
         self.attention = self.value if self.is_torch else store.module(path)
-        self.norms = {role: store.owner(names.weight) for role, names in each.block.norms.items()}
+        self.norms = {role: store.norm(names) for role, names in each.block.norms.items()}
         self.block = store.module(each.block.path) if self.norms else None
         self.running: list[Interception] = []
         self.stream: Tensor | None = None

@@ -44,7 +44,7 @@ def follow_scale(
     """Hooks the eigenbasis of one layer to the norm before its attention, in place of one that was hooked before."""
     if "attn_norm" not in each.block.norms:
         return
-    norm = store.owner(each.block.norms["attn_norm"].weight)
+    norm = store.norm(each.block.norms["attn_norm"])
     unfollow(norm)
     if is_measured:
         gain = 1.0 if weights.gain is None else max(1.0, weights.gain.detach().abs().max().item())
@@ -63,7 +63,7 @@ def keep_norms_positive(each: Chosen, store: ModuleStore) -> int:
     """Makes the attention's own norms positive; how many of their weights change sign."""
     changed = 0
     for role in SIGNED_NORMS:
-        if role not in each.block.norms:
+        if role not in each.block.norms or not each.block.norms[role].weight:
             continue
         name = each.block.norms[role].weight
         owner, tensor = store.owner(name), name.rpartition(".")[2]

@@ -1,10 +1,12 @@
 """Which layers an intervention touches."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from oversmooth.control.eigenbasis import Heads
-from oversmooth.errors import BadValue, UnknownName
+from oversmooth.errors import BadValue, CannotControl, UnknownName
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.resolve import BlockNames
 from oversmooth.models.source import Stack
@@ -56,6 +58,17 @@ def choose(stacks: Sequence[Stack], layers: Layers = None, stack: str | None = N
     if not found:
         raise BadValue("layers", layers, "at least one layer")
     return found
+
+
+def require_matrices(chosen: Sequence[Chosen], read: Callable[[str], Tensor]) -> None:
+    """Weights that are changed in place are matrices of a known orientation, one row or column per channel."""
+    for each in {id(each.stack): each for each in reversed(chosen)}.values():
+        arch = each.stack.arch
+        for name, axes in ((each.block.value.weight, arch.value_axes), (each.block.output.weight, arch.output_axes)):
+            if axes or read(name).ndim != 2:
+                form = axes or "a convolution"
+                reason = f"{name} is stored as {form}, not as a matrix"
+                raise CannotControl("A change of the value map", each.words, reason, "Use linear layers there.")
 
 
 def _numbers(layers: Layers, indices: Sequence[int]) -> set[int]:

@@ -94,9 +94,28 @@ class UnidentifiedWeights(OversmoothError):
 
 
 @dataclass(eq=False)
+class NotDiscovered(OversmoothError):
+    """A model whose value path was to be found by running it, and was not found or not proved."""
+
+    model: str
+    found: str
+    advice: str
+
+    @property
+    def problem(self) -> str:
+        return f"The value path of {self.model} was to be found by running it, but {self.found}."
+
+    @property
+    def next_step(self) -> str:
+        return self.advice
+
+
+@dataclass(eq=False)
 class RefusedArchitecture(OversmoothError):
     model: str
     reason: str
+    kind: str = "declared"
+    """What stands in the way, in one word: gate, norm, sink, latent, ...; `declared` where a table says so."""
 
     @property
     def problem(self) -> str:

@@ -11,7 +11,7 @@ from oversmooth.measurement.observer import MeasurementObserver
 from oversmooth.measurement.passes import open_live, pass_through
 from oversmooth.models.hooks.places import BRANCHES, NORMS, PLACES, STREAM
 from oversmooth.models.provenance import provenance_of
-from oversmooth.models.source import Stack, Target
+from oversmooth.models.source import Declaration, Stack, Target
 from oversmooth.results import Measurement, Progress, no_progress
 
 AT = {"stream": (*STREAM, *NORMS), "norms": NORMS, "branches": BRANCHES, "all": PLACES}
@@ -27,6 +27,7 @@ def measure(
     prefix_tokens: str = "keep",
     device: str | None = None,
     trust_remote_code: bool = False,
+    arch: Declaration | None = None,
     progress: Progress = no_progress,
     **reading: Unpack[ReadingOptions],
 ) -> Measurement:
@@ -54,6 +55,7 @@ def measure(
         reading=how,
         device=device,
         trust_remote_code=trust_remote_code,
+        arch=arch,
     )
     observer = MeasurementObserver(
         model=live.model,

@@ -6,6 +6,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 from oversmooth.data.batches import Batch, hash_inputs, prepare, run_checked
 from oversmooth.data.loading import Data, given_batches, load_data
 from oversmooth.data.reading import Reading
-from oversmooth.errors import Conflict, NoData
+from oversmooth.errors import Conflict, NoData, NotDiscovered
 from oversmooth.measurement.moments import measurable
+from oversmooth.models.discovery.known import discovered
 from oversmooth.models.hooks.places import Place, observed
 from oversmooth.models.live import load_model, move, quiet_eval
 from oversmooth.models.opening import open_source
-from oversmooth.models.source import Source, Stack, Target
+from oversmooth.models.source import Declaration, Source, Stack, Target
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.store import ReadLog
 from oversmooth.results import DataFacts, Progress
@@ -54,14 +56,15 @@ def open_live(
     reading: Reading,
     device: str | None,
     trust_remote_code: bool,
+    arch: Declaration | None = None,
 ) -> LiveModel:
     """Loads the model where it is not loaded yet, moves it where asked, and finds its data."""
-    source = open_source(target)
-    source.stacks()  # what is refused or contradicts itself is said before anything is loaded
+    source = open_source(target, arch=arch)
+    batches = _understood(source, batches)  # what is refused or contradicts itself is said before anything is loaded
     model = load_model(source, verb, trust_remote_code=trust_remote_code)
     if device is not None:
         move(model, device)
-    live = source if isinstance(source.store, ModuleStore) else open_source(model)
+    live = source if isinstance(source.store, ModuleStore) else open_source(model, arch=arch)
     assert isinstance(live.store, ModuleStore)
     stacks = live.stacks()
     if batches is None or isinstance(batches, str):
@@ -78,6 +81,22 @@ def open_live(
         stacks=stacks,
         data=data,
     )
+
+
+def _understood(source: Source, batches: Iterable[Batch] | str | None) -> Iterable[Batch] | str | None:
+    """The batches, once the stacks are known; a module whose inputs nobody can make up is watched on the first of them."""
+    try:
+        source.stacks()
+    except NotDiscovered:
+        if source.module is None or batches is None or isinstance(batches, str):
+            raise
+        waiting = iter(batches)
+        first = next(waiting, None)
+        if first is None:
+            raise
+        discovered(source.module, source.config, inputs=prepare(source.module, source.config, first, 2))
+        return chain([first], waiting)
+    return batches
 
 
 @dataclass

@@ -4,7 +4,7 @@ w_v (n_kv, d_head, d_model)     w_o (d_model, n_heads, d_head)     acting from t
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from oversmooth.errors import AdapterMismatch, ConfigMismatch, HeadsUnknown
-from oversmooth.models.declaration import Arch, Fused, Residual
+from oversmooth.models.declaration import Arch, Fused, Residual, Rows
 from oversmooth.models.resolve import BlockNames, TensorNames
 from oversmooth.models.sizes import Sizes
 
@@ -87,7 +87,7 @@ def summed_over_groups(
     return total
 
 
-def value_rows(fused: Fused, n_heads: int, n_kv: int, d_head: int) -> Int[Tensor, " rows"]:
+def value_rows(fused: Fused | Rows, n_heads: int, n_kv: int, d_head: int) -> Int[Tensor, " rows"]:
     """Rows of the values inside a fused query-key-value weight, in the order (value head, channel).
 
     >>> value_rows("stacked", n_heads=2, n_kv=1, d_head=2)
@@ -95,6 +95,9 @@ def value_rows(fused: Fused, n_heads: int, n_kv: int, d_head: int) -> Int[Tensor
     >>> value_rows("grouped", n_heads=2, n_kv=2, d_head=1)
     tensor([2, 5])
     """
+    if isinstance(fused, Rows):
+        heads = torch.arange(n_kv)[:, None] * fused.per_head
+        return (fused.first + heads + torch.arange(d_head) * fused.per_channel).flatten()
     if fused == "stacked":
         return torch.arange((n_heads + n_kv) * d_head, (n_heads + 2 * n_kv) * d_head)
     per_group = n_heads // n_kv + 2
@@ -106,45 +109,67 @@ def assemble(
     arch: Arch, sizes: Sizes, block: BlockNames, read: Callable[[str], Tensor], branch_gain: float = 1.0
 ) -> AttentionWeights:
     """Reads one block's tensors and brings them into canonical form, in the dtype in which they are stored."""
-    value, output = _matrix(arch, block.value.weight, read), _matrix(arch, block.output.weight, read)
+    value = _matrix(arch, block.value.weight, read, arch.value_axes, "in")
+    output = _matrix(arch, block.output.weight, read, arch.output_axes, "out")
     d_model, inner = output.shape
     if sizes.d_model not in (None, d_model):
         raise ConfigMismatch("the width", sizes.d_model, d_model, block.output.weight)
     n_heads, n_kv, d_head = _head_sizes(arch, sizes, block, value, inner)
     rows = None
-    b_v = _vector(block.value.bias, value.shape[0], read) if block.value.bias else None
+    b_v = _value_bias(arch, block.value.bias, value.shape[0], n_kv * d_head, read) if block.value.bias else None
     if block.is_fused:
         expected = (n_heads + 2 * n_kv) * d_head
-        if value.shape[0] != expected:
+        if value.shape[0] != expected and not isinstance(arch.fused, Rows):
             says = f"{n_heads} heads and {n_kv} value heads of size {d_head}, so {expected} rows"
             raise ConfigMismatch("the heads", says, f"{value.shape[0]} rows", block.value.weight)
         rows = value_rows(arch.fused, n_heads, n_kv, d_head)
+        b_v = b_v[rows] if b_v is not None and len(b_v) == len(value) else b_v
         value = value[rows]
-        b_v = b_v[rows] if b_v is not None else None
     if tuple(value.shape) != (n_kv * d_head, d_model):
         says = f"{n_kv} value heads of size {d_head} at width {d_model}"
         raise ConfigMismatch("the value heads", says, f"shape {tuple(value.shape)}", block.value.weight)
     gain = _vector(block.gain, d_model, read) if block.gain else None
     if branch_gain != 1.0:
         gain = branch_gain * (gain if gain is not None else torch.ones(d_model))
+    w_o = output.reshape(d_model, n_heads, d_head)
+    if arch.output_axes.endswith("channel head"):
+        w_o = output.reshape(d_model, d_head, n_heads).transpose(1, 2)
     return AttentionWeights(
         w_v=value.reshape(n_kv, d_head, d_model),
-        w_o=output.reshape(d_model, n_heads, d_head),
+        w_o=w_o,
         b_v=b_v.reshape(n_kv, d_head) if b_v is not None else None,
         b_o=_vector(block.output.bias, d_model, read) if block.output.bias else None,
         residual=arch.residual,
         norms={role: _norm(arch, names, d_model, read) for role, names in block.norms.items()},
         gain=gain,
-        heads_known=sizes.n_heads is not None,
+        heads_known=sizes.n_heads is not None or arch.n_heads != "config",
         value_rows=rows,
     )
 
 
-def _matrix(arch: Arch, name: str, read: Callable[[str], Tensor]) -> Float[Tensor, "out in"]:
-    weight = read(name)
+def _matrix(arch: Arch, name: str, read: Callable[[str], Tensor], axes: str, features: str) -> Float[Tensor, "out in"]:
+    """A weight as a matrix; `features` names the axis of `axes` on the features' side, all others are value channels."""
+    weight, names = read(name), axes.split()
+    if len(names) == weight.ndim and features in names:
+        moved = weight.movedim(names.index(features), -1 if features == "in" else 0)
+        return moved.flatten(0, -2) if features == "in" else moved.flatten(1)
+    if arch.proof is not None and weight.ndim > 2 and set(weight.shape[2:]) == {1}:
+        weight = weight.flatten(1)  # a convolution with a window of one
     if weight.ndim != 2 or not weight.numel():
         raise AdapterMismatch(arch.name, f"a matrix of numbers in {name}", f"shape {tuple(weight.shape)}")
     return weight.T if arch.stored == "in_out" else weight
+
+
+def _value_bias(
+    arch: Arch, name: str, rows: int, channels: int, read: Callable[[str], Tensor]
+) -> Float[Tensor, " rows"]:
+    """The bias of the values: one entry per row of their weight, or per value channel where it is a tensor of its own."""
+    if arch.proof is None and not arch.paths.v_bias:
+        return _vector(name, rows, read)
+    bias = read(name).flatten()
+    if len(bias) not in (rows, channels):
+        raise ConfigMismatch("the value bias", f"{rows} or {channels} numbers", len(bias), name)
+    return bias
 
 
 def _vector(name: str, length: int, read: Callable[[str], Tensor]) -> Float[Tensor, " length"]:
@@ -156,6 +181,10 @@ def _vector(name: str, length: int, read: Callable[[str], Tensor]) -> Float[Tens
 
 def _head_sizes(arch: Arch, sizes: Sizes, block: BlockNames, value: Tensor, inner: int) -> tuple[int, int, int]:
     """`(n_heads, n_kv, d_head)`, checked against the output projection's `inner` columns."""
+    if isinstance(arch.n_heads, tuple):
+        sizes = replace(sizes, n_heads=arch.n_heads[block.position])
+    if arch.n_kv == "shape" and sizes.n_heads is not None:
+        sizes = replace(sizes, n_kv=max(value.shape[0] // (sizes.d_head or inner // sizes.n_heads), 1))
     if sizes.n_heads is None:
         value_rows_are_heads = not block.is_fused and value.shape[0] == inner
         stacked_thirds = block.is_fused and arch.fused == "stacked" and value.shape[0] == 3 * inner
@@ -174,6 +203,8 @@ def _head_sizes(arch: Arch, sizes: Sizes, block: BlockNames, value: Tensor, inne
 
 
 def _norm(arch: Arch, names: TensorNames, d_model: int, read: Callable[[str], Tensor]) -> Norm:
+    if not names.weight:
+        return Norm(kind="layer" if arch.norm == "layer" else "rms", weight=torch.ones(d_model))
     weight = _vector(names.weight, d_model, read)
     if arch.norm == "rms+1":
         weight = weight.float() + 1.0  # stored as an offset from one; float32 because bfloat16 cannot hold 1 + small

@@ -23,13 +23,16 @@ class Paths:
     """Where the tensors of block `{i}` are. `a|b` are alternates (live and on-disk names); the first that exists wins.
 
     A path names a module, whose tensors are `path.weight` and `path.bias`; one that contains `*` names the tensors
-    themselves, with `*` standing for weight or bias. Gains are plain tensor names.
+    themselves, with `*` standing for weight or bias, and `norm.[a_2,b_2]` names them one by one. Gains are plain tensor
+    names. Blocks without a number of their own are listed: `first,second`. What is not inside the block begins with `^`.
     """
 
     block: str
     o: str
     v: str = ""
     qkv: str = ""
+    v_bias: str = ""
+    """The bias of the values where it is a tensor of its own, with one entry per value channel."""
     attn_norm: str = ""
     """The norm of the attention sub-block: before it (pre, parallel) or after the sum (post)."""
     attn_branch_norm: str = ""
@@ -43,6 +46,21 @@ class Paths:
     attn_gain: str = ""
     """LayerScale: multiplies the attention branch per channel."""
     ffn_gain: str = ""
+    before: str = ""
+    """A module that receives the residual stream before attention, where the block is no module that is called."""
+    after: str = ""
+    """A module that receives the stream after attention was added, where no norm does."""
+    end: str = ""
+    """A module that receives the stream after the last block, relative to what the block's path is relative to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Where the values are among the rows of a fused weight: `first + head * per_head + channel * per_channel`."""
+
+    first: int
+    per_head: int
+    per_channel: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +85,26 @@ class Arch:
     norm: NormKind = "layer"
     residual: Residual = "pre"
     is_causal: bool = False
-    fused: Fused = "stacked"
-    """Order of rows in a fused weight: all q, all k, all v; or per value head its queries, key, value."""
+    fused: Fused | Rows = "stacked"
+    """Order of rows in a fused weight: all q, all k, all v; or per value head its queries, key, value; or by number."""
     stored: Literal["out_in", "in_out"] = "out_in"
-    n_kv: int | Literal["config", "heads"] = "config"
+    value_axes: str = ""
+    """Axes of a value weight that is no matrix of `stored`, such as `head in channel`."""
+    output_axes: str = ""
+    """The same for the output weight, such as `head channel out`; `out channel head` where heads alternate."""
+    n_heads: int | tuple[int, ...] | Literal["config"] = "config"
+    """Heads of every block, or of each block in turn, where no config says so."""
+    d_head: int | Literal["config"] = "config"
+    n_kv: int | Literal["config", "heads", "shape"] = "config"
+    """Value heads; `shape` takes them from the rows of the value weight."""
     prefix_tokens: int = 0
     """Tokens in front that are not part of the sequence (CLS, distillation token)."""
     prefix_tokens_key: str = ""
     """Config key that counts further ones (registers)."""
     token_axis: int = 1
     shared_layers: bool = False
+    is_windowed: bool = False
+    """Whether tokens attend inside windows only."""
     needs_config: bool = False
     """Whether bare tensor names never say that it is this family, because those of others contain them."""
     gain_is_optional: bool = False
@@ -85,6 +113,14 @@ class Arch:
     """Whether only some blocks have softmax attention; the others are left out and counted."""
     residual_gain: str = ""
     """Config key of a number that multiplies every residual branch."""
+    branch_gain: float = 1.0
+    """The number itself, where no config says it."""
+    norms_without_weight: tuple[str, ...] = ()
+    """Roles of norms that have no tensors; their paths name modules."""
+    passes: tuple[tuple[int, ...], ...] = ()
+    """For each block the depths at which it runs, where blocks run more than once or out of order."""
+    proof: float | None = None
+    """Largest deviation from the equal-token identity of a declaration that was found by running the model."""
     when: tuple[When, ...] = ()
     gguf: tuple[str, ...] = ()
     """The family's names in GGUF files, where it has any."""

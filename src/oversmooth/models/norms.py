@@ -6,10 +6,12 @@ from torch import Tensor, nn
 
 from oversmooth.models.declaration import NormKind
 
+EPSILONS = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "norm_eps")
+
 
 def epsilon_of(norm: nn.Module) -> float:
     """What a norm adds under its square root, under the names that libraries use for it."""
-    for name in ("eps", "variance_epsilon", "epsilon"):
+    for name in EPSILONS:
         value = getattr(norm, name, None)
         if isinstance(value, float):
             return value

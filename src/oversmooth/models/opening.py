@@ -21,7 +21,7 @@ from oversmooth.errors import (
 from oversmooth.models.config_fields import check_timm_arguments, word
 from oversmooth.models.families import REFUSED
 from oversmooth.models.identify import declared_for, known_model_types
-from oversmooth.models.source import Source, Target
+from oversmooth.models.source import Declaration, Source, Target, archs_of
 from oversmooth.models.stores.files import LARGEST_JSON, Folder, LocalFolder, read_small
 from oversmooth.models.stores.gguf import GGUFStore
 from oversmooth.models.stores.module import ModuleStore
@@ -40,9 +40,17 @@ HF_URL = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?(/(?P<r
 
 
 def open_source(
-    target: Target, *, model_type: str | None = None, n_heads: int | None = None, n_kv: int | None = None
+    target: Target,
+    *,
+    model_type: str | None = None,
+    n_heads: int | None = None,
+    n_kv: int | None = None,
+    arch: Declaration | None = None,
 ) -> Source:
-    """Opens whatever the user points at, without reading tensors; keywords fill in what a bare file does not say."""
+    """Opens whatever the user points at, without reading tensors; keywords fill in what a bare file does not say.
+
+    `arch` is a declaration (or several, or a `Discovery`) to use in place of our own.
+    """
     if isinstance(target, Source):
         source = target
     else:
@@ -53,7 +61,7 @@ def open_source(
         raise UnknownArchitecture(model_type, known_model_types())
     if source.module is None and not isinstance(source.store, QuantisedStore):
         source = replace(source, store=unpacked(source.store, config, source.target, is_in_out=_is_in_out(config)))
-    return replace(source, config=config)
+    return replace(source, config=config, archs=source.archs if arch is None else archs_of(arch))
 
 
 def _is_in_out(config: Mapping[str, Any]) -> bool:

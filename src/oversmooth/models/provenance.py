@@ -23,4 +23,5 @@ def provenance_of(
         compute_dtype=compute_dtype,
         versions=versions(),
         seed=seed,
+        discovery_error=max((stack.arch.proof for stack in stacks if stack.arch.proof is not None), default=None),
     )

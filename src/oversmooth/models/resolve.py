@@ -5,8 +5,8 @@ alike; prefixes such as `model.` or `bert.` are found, never declared.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from oversmooth.errors import AdapterMismatch, some_of
@@ -18,7 +18,10 @@ class TensorNames:
     """Weight and (where it exists) bias of one module."""
 
     weight: str
+    """Empty where the module has no tensors, as some norms."""
     bias: str | None
+    module: str = ""
+    """Path of a module without tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +35,13 @@ class BlockNames:
     output: TensorNames
     norms: Mapping[str, TensorNames]
     gain: str | None
+    position: int = 0
+    """Where it stands among the blocks with attention."""
 
     def __iter__(self) -> Iterator[str]:
         """Every tensor that an analysis of this block reads."""
         for pair in (self.value, self.output, *self.norms.values()):
-            yield pair.weight
-            if pair.bias:
-                yield pair.bias
+            yield from (name for name in (pair.weight, pair.bias) if name)
         if self.gain:
             yield self.gain
 
@@ -62,15 +65,26 @@ def _alternates(path: str) -> list[str]:
 
 
 def _tensor(path: str, what: str) -> str:
+    if path.endswith("]"):
+        module, _, listed = path[:-1].rpartition("[")
+        weight, _, bias = listed.partition(",")
+        return module + (weight if what == "weight" else bias)
     return path.replace("*", what) if "*" in path else f"{path}.{what}"
 
 
-def _find(block: str, paths: str, names: Collection[str]) -> TensorNames | None:
+def _find(block: str, paths: str, names: Collection[str], index: int = 0) -> TensorNames | None:
     for path in _alternates(paths):
-        weight, bias = (f"{block}.{_tensor(path, what)}".lstrip(".") for what in ("weight", "bias"))
+        weight, bias = (inside(block, _tensor(path, what), index) for what in ("weight", "bias"))
         if weight in names:
             return TensorNames(weight, bias if bias in names else None)
     return None
+
+
+def inside(block: str, path: str, index: int) -> str:
+    """A path below a block; one that begins with `^` lies outside of it, `{i}` being the block's number."""
+    if path.startswith("^"):
+        return path[1:].replace("{i}", str(index))
+    return f"{block}.{path}".strip(".")
 
 
 def _block_pattern(block: str) -> str:
@@ -83,6 +97,8 @@ def resolve(arch: Arch, names: Collection[str]) -> tuple[StackNames, ...]:
     A block is found by its output projection; its value projection must be there too. Blocks must be numbered from 0
     without gaps unless the family is a hybrid: a gap means a shard is missing.
     """
+    if "{i}" not in arch.paths.block:
+        return _listed(arch, names)
     without_values: list[str] = []
     for block in _alternates(arch.paths.block):
         stacks = []
@@ -95,7 +111,7 @@ def resolve(arch: Arch, names: Collection[str]) -> tuple[StackNames, ...]:
                 stacks.append(
                     StackNames(
                         prefix=prefix,
-                        blocks=tuple(kept),
+                        blocks=_numbered(kept),
                         blocks_in_model=_count(block, prefix, names),
                         final_norm=_find(prefix.removesuffix("."), arch.paths.final_norm, names),
                     )
@@ -133,6 +149,20 @@ def _require_all_blocks(arch: Arch, stack: StackNames) -> None:
         )
 
 
+def _listed(arch: Arch, names: Collection[str]) -> tuple[StackNames, ...]:
+    """The one stack of a declaration that lists its blocks by name."""
+    paths = arch.paths.block.split(",")
+    found = [block for i, path in enumerate(paths) if (block := _resolve_block(arch, i, path, names)) is not None]
+    if len(found) < len(paths):
+        return ()
+    final = _find("", arch.paths.final_norm, names)
+    return (StackNames(prefix="", blocks=_numbered(found), blocks_in_model=len(found), final_norm=final),)
+
+
+def _numbered(blocks: Sequence[BlockNames]) -> tuple[BlockNames, ...]:
+    return tuple(replace(block, position=position) for position, block in enumerate(blocks))
+
+
 def _count(block: str, prefix: str, names: Collection[str]) -> int:
     pattern = re.compile(_block_pattern(block) + r"\..*")
     matches = (pattern.fullmatch(name) for name in names if name.startswith(prefix))
@@ -141,12 +171,17 @@ def _count(block: str, prefix: str, names: Collection[str]) -> int:
 
 def _resolve_block(arch: Arch, index: int, path: str, names: Collection[str]) -> BlockNames | None:
     paths = arch.paths
-    separate, fused = _find(path, paths.v, names), _find(path, paths.qkv, names)
-    output = _find(path, paths.o, names)
+    separate, fused = _find(path, paths.v, names, index), _find(path, paths.qkv, names, index)
+    output = _find(path, paths.o, names, index)
     value = separate or fused
     if value is None or output is None:
         return None
-    norms = {role: found for role in NORM_ROLES if (found := _find(path, getattr(paths, role), names))}
+    own_bias = inside(path, paths.v_bias, index) if paths.v_bias else ""
+    if value.bias is None and own_bias in names:
+        value = replace(value, bias=own_bias)
+    norms = {role: found for role in NORM_ROLES if (found := _find(path, getattr(paths, role), names, index))}
+    for role in arch.norms_without_weight:
+        norms[role] = TensorNames("", None, module=inside(path, getattr(paths, role), index))
     gains = [f"{path}.{gain}" for gain in _alternates(paths.attn_gain) if f"{path}.{gain}" in names]
     return BlockNames(
         index=index,

@@ -32,7 +32,16 @@ class Sizes:
 
 
 def sizes_of(config: Mapping[str, Any], arch: Arch) -> Sizes:
-    """Sizes from the config through one table of aliases; the stack's own keys come first."""
+    """Sizes from the config through one table of aliases; the stack's own keys come first.
+
+    A declaration that was found by running the model knows its sizes and needs no config.
+    """
+    if arch.n_heads != "config":
+        return Sizes(
+            n_heads=arch.n_heads if isinstance(arch.n_heads, int) else None,
+            n_kv=arch.n_kv if isinstance(arch.n_kv, int) else None,
+            d_head=arch.d_head if isinstance(arch.d_head, int) else None,
+        )
     found: dict[str, int] = {}
     for size, aliases in SIZE_ALIASES.items():
         own = tuple(alias.format(stack=arch.stack) for alias in STACK_ALIASES.get(size, ()) if arch.stack)

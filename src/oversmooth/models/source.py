@@ -3,8 +3,8 @@
 folder, file, URL, hub id, timm name, nn.Module  ->  open_source  ->  Source.stacks()  ->  Stack.weights(i, read)
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from oversmooth.errors import (
 from oversmooth.models.canonical import AttentionWeights, assemble
 from oversmooth.models.config_fields import finite, whole, word
 from oversmooth.models.declaration import Arch
+from oversmooth.models.discovery.discovery import Discovery
+from oversmooth.models.discovery.known import discovered
+from oversmooth.models.discovery.on_disk import discovered_on_disk
 from oversmooth.models.families import REFUSED, REFUSED_NAMES
 from oversmooth.models.identify import (
     candidates_by_name,
@@ -33,6 +36,7 @@ from oversmooth.models.identify import (
 )
 from oversmooth.models.resolve import StackNames, resolve
 from oversmooth.models.sizes import Sizes, sizes_of
+from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.quantised import is_packed_name
 from oversmooth.models.stores.store import TensorStore
 
@@ -55,6 +59,11 @@ class Stack:
         """Canonical weights of the block at `position` (not its index, in hybrids), read now."""
         return assemble(self.arch, self.sizes, self.names.blocks[position], read, self.branch_gain)
 
+    def heads(self, position: int) -> int | None:
+        """Query heads of the block at `position`; `None` where nothing says how many there are."""
+        own = self.arch.n_heads
+        return own[position] if isinstance(own, tuple) else self.sizes.n_heads
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
@@ -67,14 +76,21 @@ class Source:
     module: nn.Module | None = None
     place: str | None = None
     """Where transformers or timm can load the live model from: a local folder, a hub id or a timm name."""
+    archs: tuple[Arch, ...] = ()
+    """Declarations that the user gave, in place of our own."""
 
     @property
     def model_type(self) -> str:
-        return word(self.config, "model_type") or word(self.config, "gguf_architecture") or "unknown"
+        names = (word(self.config, key) for key in ("model_type", "gguf_architecture", "class"))
+        return next((name for name in names if name), "unknown")
 
     def stacks(self) -> tuple[Stack, ...]:
-        """The declared stacks of this model; raises what is refused, unknown, or contradicts itself."""
+        """The stacks of this model, declared or found by running it; raises what is refused or contradicts itself."""
+        if self.archs:
+            return _given_stacks(self)
         _refuse(self)
+        if (shown := _discovery(self)) is not None:
+            return _given_stacks(replace(self, archs=shown.archs))
         found: dict[str, Stack] = {}
         for arch, config, hint in _declarations(self):
             settled = arch.for_config(config)
@@ -92,13 +108,26 @@ class Source:
             raise AdapterMismatch(self.model_type, "attention layers under its names", some_of(few) or "no tensor")
         return tuple(found.values())
 
-    def undeclared_parts(self) -> tuple[tuple[str, str], ...]:
-        """Name and model type of the parts of a composite model that no family is declared for."""
-        return tuple(_undeclared(self.model_type, self.config, ""))
+    def left_out(self) -> tuple[tuple[str, str], ...]:
+        """Parts of the model that are not analysed, each with its reason."""
+        if self.archs:
+            return ()
+        if (shown := _discovery(self)) is not None:
+            return tuple((one.where, one.reason) for one in shown.left_out)
+        undeclared = _undeclared(self.model_type, self.config, "")
+        return tuple((name, f"no family is declared for model_type {part!r}") for name, part in undeclared)
 
 
 Target = str | Path | nn.Module | Source
 """What a user can point at; an opened source is one too."""
+Declaration = Arch | Sequence[Arch] | Discovery
+"""What a user can say about a model: declarations, or what `discover` found."""
+
+
+def archs_of(given: Declaration) -> tuple[Arch, ...]:
+    if isinstance(given, Discovery):
+        return given.archs
+    return (given,) if isinstance(given, Arch) else tuple(given)
 
 
 # --- identity -------------------------------------------------------------------------------------------------------
@@ -115,6 +144,35 @@ def _refuse(source: Source) -> None:
     packed = next((name for name in source.store.names if is_packed_name(name)), None)
     if packed:
         raise PackedWeights(source.target, f"tensor {packed!r}")
+
+
+def _is_declared(source: Source) -> bool:
+    """Whether families are declared for the model and for all its parts."""
+    has_any = any(True for _ in _by_model_type(source.model_type, source.config, ""))
+    return has_any and not any(True for _ in _undeclared(source.model_type, source.config, ""))
+
+
+def _discovery(source: Source) -> Discovery | None:
+    """What running the model, or a skeleton of it, shows; `None` where it is declared or nobody can build it."""
+    if _is_declared(source) or "gguf_architecture" in source.config:
+        return None
+    if source.module is not None and isinstance(source.store, ModuleStore):
+        return discovered(source.module, source.config)
+    return discovered_on_disk(source.config)
+
+
+def _given_stacks(source: Source) -> tuple[Stack, ...]:
+    """Stacks of declarations that know their sizes: given by the user, or found by running the model."""
+    found = []
+    for arch in source.archs:
+        settled = arch.for_config(source.config)
+        prefixes = resolve(settled, source.store.names)
+        if not prefixes:
+            few = some_of(sorted(source.store.names)[:3])
+            raise AdapterMismatch(arch.name, f"tensors at {arch.paths.block}", f"names such as {few}")
+        whole_model = [names for names in prefixes if not names.prefix] or prefixes
+        found += [_stack(source, arch.stack, settled, source.config, names) for names in whole_model]
+    return tuple(found)
 
 
 def _part_types(config: Mapping[str, Any]) -> Iterator[str]:
@@ -183,12 +241,14 @@ def _stack(source: Source, label: str, arch: Arch, config: Mapping[str, Any], na
     sizes = sizes_of(config, arch)
     blocks = len(names.blocks)
     passes: list[tuple[int, ...]] = [(block.index,) for block in names.blocks]
-    if arch.shared_layers:
+    if arch.passes:
+        passes = list(arch.passes)
+    elif arch.shared_layers:
         depth = sizes.n_layers or blocks
         passes = [tuple(p for p in range(depth) if p * blocks // depth == block) for block in range(blocks)]
     elif source.module is None and sizes.n_layers not in (None, names.blocks_in_model):
         raise ConfigMismatch("the number of layers", sizes.n_layers, names.blocks_in_model, source.target)
-    gain = finite(config, arch.residual_gain, 1.0) if arch.residual_gain else 1.0
+    gain = finite(config, arch.residual_gain, 1.0) if arch.residual_gain else arch.branch_gain
     more_prefix = whole(config, arch.prefix_tokens_key, smallest=0) if arch.prefix_tokens_key else 0
     return Stack(
         label=label,

@@ -123,7 +123,7 @@ class PredictionObserver:
         if key in self._layers:
             return self._layers[key]
         block = stack.names.blocks[position]
-        epsilon = {role: epsilon_of(self.store.owner(names.weight)) for role, names in block.norms.items()}
+        epsilon = {role: epsilon_of(self.store.norm(names)) for role, names in block.norms.items()}
         layer = AttentionLayer(weights=stack.weights(position, self.store.read), epsilon=epsilon, dtype=self.dtype)
         made = layer, tuple(Changed.of(change, layer) for change in self.changes)
         if layer.weights.w_v.numel() * len(stack.names.blocks) * (1 + len(self.changes)) <= KEPT_WEIGHTS:

@@ -11,7 +11,7 @@ from oversmooth.errors import BadValue, UnknownName
 from oversmooth.measurement.passes import LiveModel, open_live, pass_through
 from oversmooth.models.hooks.attention_maps import attention_watched
 from oversmooth.models.provenance import provenance_of
-from oversmooth.models.source import Target
+from oversmooth.models.source import Declaration, Target
 from oversmooth.prediction.collecting import PredictionObserver
 from oversmooth.prediction.summary import mean_and_error
 from oversmooth.prediction.theory.depth import DepthGrowth
@@ -37,6 +37,7 @@ def predict(
     dtype: str = "float32",
     device: str | None = None,
     trust_remote_code: bool = False,
+    arch: Declaration | None = None,
     progress: Progress = no_progress,
     **reading: Unpack[ReadingOptions],
 ) -> Prediction:
@@ -68,6 +69,7 @@ def predict(
         reading=how,
         device=device,
         trust_remote_code=trust_remote_code,
+        arch=arch,
     )
     observer = PredictionObserver(
         model=live.model,

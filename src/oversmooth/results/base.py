@@ -68,6 +68,13 @@ class Provenance:
     """Package and version, sorted."""
     seed: int | None = None
     """Seed of everything random in the result; `None` when nothing is."""
+    discovery_error: float | None = None
+    """Error of the equal-token identity where the value path was found by running the model; `None` where declared."""
+
+    @property
+    def found(self) -> str:
+        """How the value path was found, in words; empty where a family is declared."""
+        return "" if self.discovery_error is None else f"found by running it, error {self.discovery_error:.0e}"
 
 
 class SavedResult:

@@ -140,7 +140,8 @@ class Inspection(SavedResult):
     def __repr__(self) -> str:
         rho = " ".join("?" if x.plain is None else f"{x.plain.rho_dc:.3f}" for x in self.layers[:12])
         more = " ..." if len(self.layers) > 12 else ""
-        return f"<Inspection of {self.provenance.target}: {len(self.layers)} layers, rho_dc {rho}{more}>"
+        found = f", {self.provenance.found}" if self.provenance.found else ""
+        return f"<Inspection of {self.provenance.target}: {len(self.layers)} layers, rho_dc {rho}{more}{found}>"
 
     def _repr_html_(self) -> str:
         return html_table(f"Inspection of {self.provenance.target}", self.rows())

@@ -12,7 +12,7 @@ from oversmooth.errors import UnknownName
 from oversmooth.models.canonical import AttentionWeights, Norm
 from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
-from oversmooth.models.source import Stack, Target
+from oversmooth.models.source import Declaration, Stack, Target
 from oversmooth.models.stores.store import ReadLog
 from oversmooth.results import (
     Inspection,
@@ -41,6 +41,7 @@ def inspect(
     model_type: str | None = None,
     n_heads: int | None = None,
     n_kv: int | None = None,
+    arch: Declaration | None = None,
     progress: Progress = no_progress,
 ) -> Inspection:
     """Eigenvalues of the value map of every layer and head, plain and with the norms folded in, from weights alone.
@@ -56,7 +57,7 @@ def inspect(
     """
     if dtype not in ("auto", *DTYPES):
         raise UnknownName("dtype", dtype, ("auto", *DTYPES))
-    source = open_source(target, model_type=model_type, n_heads=n_heads, n_kv=n_kv)
+    source = open_source(target, model_type=model_type, n_heads=n_heads, n_kv=n_kv, arch=arch)
     stacks = source.stacks()
     log = ReadLog(source.store)
     total = sum(len(stack.names.blocks) for stack in stacks)
@@ -83,10 +84,7 @@ def inspect(
         provenance=provenance_of(source, stacks, log, compute_dtype=", ".join(sorted(precisions))),
         stacks=tuple(facts),
         layers=tuple(layers),
-        missing=tuple(
-            Missing(field=name, reason=f"no family is declared for model_type {part!r}")
-            for name, part in source.undeclared_parts()
-        ),
+        missing=tuple(Missing(field=name, reason=reason) for name, reason in source.left_out()),
     )
 
 

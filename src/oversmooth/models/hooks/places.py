@@ -17,12 +17,14 @@ of the block. In parallel blocks attention counts as added first. No tensor is k
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from oversmooth.models.resolve import inside
 from oversmooth.models.source import Stack
 from oversmooth.models.stores.module import ModuleStore
 
@@ -84,6 +86,21 @@ def observed(
             handle.remove()
 
 
+def _received(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The hidden states that a module was called with: the first features, or those that have a usual name."""
+    usual = [kwargs[name] for name in ("hidden_states", "query", "src", "x") if name in kwargs]
+    tensors = [value for value in (*args, *usual, *kwargs.values()) if isinstance(value, Tensor)]
+    features = [value for value in tensors if value.is_floating_point()]
+    assert features, "a block receives its hidden states"
+    return features[0]
+
+
+def _first(output: Any) -> Tensor:
+    found = output[0] if isinstance(output, tuple | list) else output
+    assert isinstance(found, Tensor)
+    return found
+
+
 class _StackTap:
     """The passes of one stack during one run of the model."""
 
@@ -93,10 +110,19 @@ class _StackTap:
         self._observe = observe
         self._wants = wants
         self.depth = 0
+        self.open: _BlockTap | None = None
+        """The block whose end has not been seen, where blocks are no modules."""
         self.last = max(depth for passes in stack.passes for depth in passes) + 1
 
     def restart(self) -> None:
         self.depth = 0
+        self.open = None
+
+    def ended(self, h: Tensor) -> None:
+        """The stream behind the block that is open."""
+        block, self.open = self.open, None
+        if block is not None and h.shape == block.x.shape:
+            block._added("ffn", h)
 
     def emit(self, name: str, h: Tensor, depth: int | None = None) -> None:
         if not self._wants(name, self.stack):
@@ -120,8 +146,18 @@ class _StackTap:
                 lambda module, args, output: self.emit("final_norm", self.batch_first(output), self.last)
             )
 
-    def batch_first(self, h: Tensor) -> Tensor:
-        return h.transpose(0, 1) if self.stack.arch.token_axis == 0 and h.ndim == 3 else h
+    def batch_first(self, h: Tensor) -> Float[Tensor, "batch token d_model"]:
+        """Features as sequences: grids row by row, packed tokens as one sequence."""
+        if h.ndim == 2:
+            return h[None]
+        if h.ndim > 3:
+            d_model = self.d_model
+            return h.flatten(1, -2) if h.shape[-1] == d_model else h.flatten(2).mT
+        return h.transpose(0, 1) if self.stack.arch.token_axis == 0 else h
+
+    @cached_property
+    def d_model(self) -> int:
+        return self.stack.weights(0, self.store.read).d_model
 
 
 class _BlockTap:
@@ -136,6 +172,9 @@ class _BlockTap:
         self.x: Tensor = torch.empty(0)
 
     def attach(self) -> Iterator[Any]:
+        if self.arch.paths.before or self.arch.paths.after:
+            yield from self._attach_readers()
+            return
         block = self._block_module()
         yield block.register_forward_pre_hook(self._enter, with_kwargs=True)
         is_bare_attention = isinstance(block, nn.MultiheadAttention)
@@ -157,20 +196,24 @@ class _BlockTap:
 
     def _norm(self, role: str) -> nn.Module | None:
         names = self.names.norms.get(role)
-        return self.tap.store.owner(names.weight) if names else None
+        return self.tap.store.norm(names) if names else None
 
     # --- what is the same for all blocks ---
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        h = args[0] if args else kwargs.get("hidden_states", kwargs.get("query", kwargs.get("src")))
-        assert isinstance(h, Tensor), "a block receives its hidden states first or by name"
-        self.x = self.tap.batch_first(h)
+        self.x = self.tap.batch_first(_received(args, kwargs))
         seen = self.tap.depth
         self.tap.depth = next((depth for depth in self.depths if depth > seen), self.depths[0])
         if self.tap.depth == 1:
             self.tap.emit("embedding", self.x, depth=0)
         elif self.tap.depth > seen + 1:
             self.tap.emit("other_sum", self.x, depth=self.tap.depth - 1)
+
+    def _begin(self, h: Tensor) -> None:
+        """Attention begins; what the block did before it, as in a macaron of two feed-forwards, is another part."""
+        if h.shape == self.x.shape and not torch.equal(h, self.x):
+            self.tap.emit("other_sum", h)
+        self.x = h
 
     def _leave(self, module: nn.Module, args: object, output: Any) -> None:
         h = self._features(output)
@@ -179,9 +222,9 @@ class _BlockTap:
         self.x = torch.empty(0)
 
     def _features(self, output: Any) -> Tensor:
-        h = output[0] if isinstance(output, tuple) else output
-        if h.ndim == 2:  # some blocks flatten (batch, token) for their feed-forward
-            h = h.reshape(self.x.shape)
+        h = _first(output)
+        if h.ndim == 2 and h.numel() == self.x.numel():  # some blocks flatten (batch, token) for their feed-forward
+            return h.reshape(self.x.shape)
         return self.tap.batch_first(h)
 
     def _added(self, sub: str, h: Tensor) -> None:
@@ -190,6 +233,42 @@ class _BlockTap:
         self.tap.emit(f"{sub}_sum", h)
         self.x = h
 
+    # --- blocks that are no modules ---
+
+    def _attach_readers(self) -> Iterator[Any]:
+        """The stream is seen where modules receive it: before attention, after it, and behind the last block."""
+        paths, block = self.arch.paths, self.names
+        if paths.before:
+            before = self.tap.store.module(inside(block.path, paths.before, block.index))
+            yield before.register_forward_pre_hook(self._enter_behind, with_kwargs=True)
+        if paths.after:
+            after = self.tap.store.module(inside(block.path, paths.after, block.index))
+            yield after.register_forward_pre_hook(
+                lambda module, args, kwargs: self._sum_reached(self.tap.batch_first(_received(args, kwargs))),
+                with_kwargs=True,
+            )
+        norm = self._norm("attn_norm")
+        if norm is not None and self.arch.residual == "post":
+            yield norm.register_forward_hook(
+                lambda module, args, output: self._normed("attn", self.tap.batch_first(_first(output)))
+            )
+        if paths.end and block.position == len(self.tap.stack.names.blocks) - 1:
+            end = self.tap.store.module(paths.end)
+            yield end.register_forward_pre_hook(
+                lambda module, args, kwargs: self.tap.ended(self.tap.batch_first(_received(args, kwargs))),
+                with_kwargs=True,
+            )
+
+    def _enter_behind(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The stream before attention is also the stream after the block before."""
+        self.tap.ended(self.tap.batch_first(_received(args, kwargs)))
+        self._enter(module, args, kwargs)
+        self.tap.open = self
+
+    def _sum_reached(self, h: Tensor) -> None:
+        if self.tap.open is self and h.shape == self.x.shape:
+            self._added("attn", h)
+
     # --- the four forms ---
 
     def _attach_pre(self) -> Iterator[Any]:
@@ -197,6 +276,8 @@ class _BlockTap:
             norm = self._norm(f"{sub}_norm")
             if norm is None:
                 continue
+            if not previous and self.arch.proof is not None:
+                yield norm.register_forward_pre_hook(lambda module, args: self._begin(self._features(args[0])))
             if previous:
                 yield norm.register_forward_pre_hook(
                     lambda module, args, sub=previous: self._added(sub, self._features(args[0]))

@@ -1,11 +1,14 @@
 """A live `nn.Module` as a checkpoint: its tensors by name, and a config that says what it is."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from oversmooth.errors import BrokenFile, RefusedArchitecture, UnidentifiedWeights
+from oversmooth.errors import BrokenFile, RefusedArchitecture
+from oversmooth.models.resolve import TensorNames
 from oversmooth.results import FileFacts
 
 TIMM_MODELS = ("VisionTransformer", "VisionTransformerDistilled")
@@ -17,12 +20,14 @@ class ModuleStore:
 
     def __init__(self, module: nn.Module):
         self._module = module
-        self._where = _tensors(module)
+        self._where = tensors_of(module)
         self.config = describe(module)
-        if self.config["model_type"] == "torch_attention":
+        if self.config.get("model_type") == "torch_attention":
             # Stacks of bare attention modules have names of the user's own: number them.
             layers = attention_modules(module)
-            self._where = {f"{i}.{n}": owner for i, layer in enumerate(layers) for n, owner in _tensors(layer).items()}
+            self._where = {
+                f"{i}.{n}": owner for i, layer in enumerate(layers) for n, owner in tensors_of(layer).items()
+            }
         self.names = self._where.keys()
 
     def read(self, name: str) -> Tensor:
@@ -40,11 +45,21 @@ class ModuleStore:
         """The module that holds a tensor and is called with it."""
         return self._where[name][0]
 
+    def norm(self, names: TensorNames) -> nn.Module:
+        """The module of a norm, which may have no tensors."""
+        return self.owner(names.weight) if names.weight else self.module(names.module)
+
+    @contextmanager
+    def in_use(self) -> Iterator[dict[str, Tensor]]:
+        """Every tensor by name, as the model uses it inside; parametrized ones are computed once."""
+        with parametrize.cached():
+            yield {name: getattr(owner, attribute) for name, (owner, attribute) in self._where.items()}
+
     def files(self) -> tuple[FileFacts, ...]:
         return ()
 
 
-def _tensors(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+def tensors_of(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     """Tensor name to the module and attribute that hold it."""
     found: dict[str, tuple[nn.Module, str]] = {}
     for path, owner in module.named_modules(remove_duplicate=False):
@@ -90,7 +105,7 @@ def describe(module: nn.Module) -> dict[str, Any]:
             "num_attention_heads": first_attention.num_heads,
             "batch_first": first_attention.batch_first,
         }
-    raise UnidentifiedWeights(f"The module {type(module).__name__}", (), [n for n, _ in module.named_parameters()][:3])
+    return {"class": type(module).__name__}
 
 
 def attention_modules(module: nn.Module) -> list[nn.MultiheadAttention]:
@@ -109,16 +124,16 @@ def attention_modules(module: nn.Module) -> list[nn.MultiheadAttention]:
 def _describe_timm(model: nn.Module) -> dict[str, Any]:
     name = type(model).__name__
     blocks = getattr(model, "blocks", None)
-    kinds = sorted({type(block).__name__ for block in blocks}) if blocks is not None else []
+    kinds = (
+        sorted({type(block).__name__ for block in blocks}) if isinstance(blocks, nn.ModuleList | nn.Sequential) else []
+    )
     if name not in TIMM_MODELS or any(kind not in TIMM_BLOCKS for kind in kinds) or not kinds:
-        raise RefusedArchitecture(
-            f"timm's {name} with blocks {kinds or 'unknown'}",
-            f"only {' and '.join(TIMM_MODELS)} with blocks of class {TIMM_BLOCKS[0]} are declared",
-        )
+        return {"class": name}  # found by running it
+    assert blocks is not None
     return {
         "model_type": "timm_vit",
-        "num_attention_heads": blocks[0].attn.num_heads,  # type: ignore[index]
+        "num_attention_heads": blocks[0].attn.num_heads,
         "hidden_size": model.embed_dim,
         "num_prefix_tokens": model.num_prefix_tokens,
-        "depth": len(blocks),  # type: ignore[arg-type]
+        "depth": len(blocks),
     }

@@ -131,11 +131,15 @@ def _provenance(analysis: Analysis) -> Section:
     )
 
 
+def _how_known(provenance: Provenance) -> str:
+    return provenance.found or f"declared as {', '.join(provenance.families)}"
+
+
 def _provenance_facts(provenance: Provenance) -> list[tuple[str, str]]:
     files = ", ".join(f"{file.name} ({file.size_bytes:,} bytes)" for file in provenance.files) or "a live module"
     return [
         ("model", provenance.target),
-        ("model type", f"{provenance.model_type}, declared as {', '.join(provenance.families)}"),
+        ("model type", f"{provenance.model_type}, {_how_known(provenance)}"),
         ("read as", f"{provenance.source}: {files}"),
         ("weights SHA-256", provenance.weights_sha256),
         ("bytes of tensors read", f"{provenance.bytes_read:,}"),

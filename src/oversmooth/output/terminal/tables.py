@@ -75,6 +75,8 @@ def show_inspection(result: Inspection, *, heads: bool) -> None:
             f"{escape(name)}{escape(facts.family)}, {blocks}, width {facts.d_model}, {size}, "
             f"{facts.residual}-norm ({facts.norm})"
         )
+    if result.provenance.found:
+        console.print(f"No family is declared for it: its value path was {result.provenance.found}")
     for part in result.missing:
         console.print(escape(f"{part.field}: left out, {part.reason}"), style="bold red")
     table = new_table()
@@ -265,3 +267,19 @@ def show_architectures(declared: Iterable[Row], refused: Mapping[str, str]) -> N
     console.print("Composite models (CLIP, SigLIP, Gemma 3, LLaVA, ...) are analysed through their parts.\n\nRefused:")
     for reason in dict.fromkeys(refused.values()):
         console.print(f"  {', '.join(name for name in refused if refused[name] == reason)}: {reason}")
+
+
+def show_coverage(counts: Sequence[Row], every: Sequence[Row]) -> None:
+    """How many model types are covered, and every one of them where they are asked for."""
+    console = open_console()
+    for rows in (every, counts):
+        if not rows:
+            continue
+        table = new_table()
+        for name in rows[0]:
+            table.add_column(name)
+        for row in rows:
+            table.add_row(*(escape(format_cell(cell)) for cell in row.values()))
+        console.print(table)
+    if not every:
+        console.print("Every one of them: oversmooth architectures --all", style="dim")

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from oversmooth.errors import NoAttentionMaps
-from oversmooth.models.hooks.attention_maps import AttentionMaps, _Watch, attention_watched
+from oversmooth.models.hooks.attention_maps import AttentionMaps, Awaited, _Watch, attention_watched
 from oversmooth.models.opening import open_source
 from tests.contract.tiny_models import tiny_model
 
@@ -17,7 +17,7 @@ def watched(function):
     """The maps that a watch takes while the function runs, and what the function returns."""
     watch = _Watch()
     with watch:
-        watch.arm(("", 0), "layer 0")
+        watch.arm(Awaited(("", 0), "layer 0", 4))
         output = function()
     return watch.take(("", 0)), output
 

@@ -1,0 +1,63 @@
+"""The tensors of one forward pass and what was made of what."""
+
+from dataclasses import dataclass, field
+
+from oversmooth.models.discovery.operations import SAME_TOKENS
+
+SUMS = ("add", "add_")
+FACTORS = ("mul", "mul_", "div", "div_")
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One tensor: the operation that made it and where."""
+
+    op: str
+    module: str
+    parents: tuple["Node", ...]
+    order: int
+    shape: tuple[int, ...]
+    parameter: str = ""
+    """The parameter that it is, or is a view of."""
+    number: float | None = None
+    """The plain number that an operation was given (a factor, a divisor)."""
+    children: list["Node"] = field(default_factory=list)
+    root: "Node" = field(init=False)
+    """The same numbers before they were moved, cast or masked."""
+
+    def __post_init__(self) -> None:
+        same = self.op in SAME_TOKENS and self.parents
+        self.root = self.parents[0].root if same else self
+        for parent in self.parents:
+            parent.children.append(self)
+
+
+def uses(node: Node) -> list[Node]:
+    """The operations that read a tensor, seen through moves, in order."""
+    found: dict[int, Node] = {}
+    waiting = [node]
+    visited: set[int] = set()
+    while waiting:
+        for child in waiting.pop().children:
+            if id(child) in visited:
+                continue
+            visited.add(id(child))
+            if child.root is node.root:
+                waiting.append(child)
+            else:
+                found[id(child)] = child
+    return sorted(found.values(), key=lambda child: child.order)
+
+
+def leads_to(start: Node, end: Node) -> bool:
+    """Whether one tensor is computed from another."""
+    waiting, visited = [end], set()
+    while waiting:
+        node = waiting.pop()
+        if node.root is start or node is start:
+            return True
+        for parent in node.parents:
+            if id(parent) not in visited and parent.order >= start.order:
+                visited.add(id(parent))
+                waiting.append(parent)
+    return False

@@ -1,0 +1,71 @@
+"""From a trace to attention layers: the value path of each, what stands around it, or what stands in the way.
+
+residual stream -> norm -> value projection -> attention -> output projection -> norm, gain -> + residual stream
+"""
+
+from oversmooth.models.discovery.blocks import FoundLayer, Refused, follow_blocks
+from oversmooth.models.discovery.branches import Branch, follow_branch, reads_the_stream
+from oversmooth.models.discovery.graph import leads_to
+from oversmooth.models.discovery.obstacles import Obstacle, obstacle_of
+from oversmooth.models.discovery.products import Mixing, Product
+from oversmooth.models.discovery.trace import SHIFT, Trace
+
+
+def layers_of(trace: Trace) -> tuple[list[FoundLayer], list[Refused]]:
+    """Every attention of a trace, as a layer or as a refusal, in the order in which they ran."""
+    found: list[FoundLayer] = []
+    refused: list[Refused] = []
+    readers = {
+        id(mixing): product for product in trace.products if product.reading for mixing in product.reading.mixings
+    }
+    done: set[int] = set()
+    for mixing in trace.mixings:
+        if mixing.values.root.op == "given":
+            continue  # a fixed table, such as the bins of a regression: nothing is mixed
+        output = readers.get(id(mixing))
+        if output is not None and id(output) in done:
+            continue
+        if output is not None:
+            done.add(id(output))
+        one = _layer(trace, mixing, output)
+        if isinstance(one, FoundLayer):
+            found.append(one)
+        else:
+            refused.append(one)
+    follow_blocks(found, refused, trace)
+    return found, refused
+
+
+def _layer(trace: Trace, mixing: Mixing, output: Product | None) -> FoundLayer | Refused:
+    obstacle = obstacle_of(trace, mixing, output)
+    if obstacle is not None or output is None or output.reading is None:
+        assert obstacle is not None, "a mixing that nothing reads has an obstacle"
+        return Refused(module=mixing.module, weight=output.weight if output else "", obstacle=obstacle)
+    value = trace.sources[int(output.reading.value_codes[0] // SHIFT)]
+    assert isinstance(value, Product)
+    branch = follow_branch(trace, value, output)
+    if isinstance(branch, Obstacle):
+        return Refused(module=mixing.module, weight=output.weight, obstacle=branch)
+    other = _other_than_self_attention(trace, mixing, value, branch)
+    if other is not None:
+        return Refused(
+            module=mixing.module, weight=output.weight, obstacle=other, total=branch.total, stream=branch.stream
+        )
+    return FoundLayer(value=value, output=output, mixings=output.reading.mixings, branch=branch)
+
+
+def _other_than_self_attention(trace: Trace, mixing: Mixing, value: Product, branch: Branch) -> Obstacle | None:
+    """Attention to another sequence, from a few tokens, or between two stages of a model."""
+    where = mixing.module
+    if not reads_the_stream(value, branch):
+        read = value.read.root
+        norm = next((call for call in reversed(trace.norms) if call.made is read), None)
+        if leads_to(read if norm is None else norm.read.root, branch.stream):
+            words = f"{where} leads from one stage to the next: its skip connection is not the identity"
+            return Obstacle(kind="stage", where=where, reason=words)
+        words = f"cross-attention: {where} reads its values from another sequence"
+        return Obstacle(kind="cross", where=where, reason=words)
+    if mixing.queries < mixing.keys:
+        words = f"{where} pools: {mixing.queries} queries read {mixing.keys} tokens"
+        return Obstacle(kind="pooling", where=where, reason=words)
+    return None

@@ -1,0 +1,67 @@
+"""How names are written in a declaration: blocks with a number in their path, and paths below a block."""
+
+import itertools
+import re
+from collections.abc import Sequence
+
+NUMBER = re.compile(r"\d+")
+
+
+def template_of(name: str, place: int) -> str:
+    """The path of the block that a tensor is in, `{i}` standing for the number at a place among its numbers.
+
+    >>> template_of("encoder.layer.3.attention.dense.weight", 0)
+    'encoder.layer.{i}'
+    """
+    match = list(NUMBER.finditer(name))[place]
+    end = name.find(".", match.end())
+    return name[: match.start()] + "{i}" + name[match.end() : end if end > 0 else len(name)]
+
+
+def relative(block: str, index: int, path: str) -> str:
+    """A path below the block, or `^` and the whole path with the block's number in it.
+
+    >>> relative("layers.1", 1, "layers.1.attn.v"), relative("layers.1", 1, "norms.1")
+    ('attn.v', '^norms.{i}')
+    """
+    if not block or path.startswith(f"{block}."):
+        return path[len(block) + 1 :] if block else path
+    if path == block:
+        return ""
+    return "^" + NUMBER.sub(lambda match: "{i}" if match[0] == str(index) else match[0], path)
+
+
+def spelled(block: str, index: int, weight: str, bias: str) -> str:
+    """The path that names a weight and its bias.
+
+    >>> spelled("layers.0", 0, "layers.0.norm.a_2", "layers.0.norm.b_2")
+    'norm.[a_2,b_2]'
+    """
+    weight, bias = relative(block, index, weight), relative(block, index, bias) if bias else ""
+    stem = weight.removesuffix(".weight")
+    if stem != weight and bias in ("", f"{stem}.bias"):
+        return stem
+    stem = weight.removesuffix("weight")
+    if stem and stem != weight and bias in ("", f"{stem}bias"):
+        return f"{stem}*"
+    module, _, last = weight.rpartition(".")
+    listed = f"[{last},{bias.removeprefix(module).lstrip('.')}]" if bias else f"[{last}]"
+    return f"{module}.{listed}" if module else listed
+
+
+def shared(paths: Sequence[Sequence[str]]) -> list[str]:
+    """The parts that all paths begin with."""
+    return [parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))]
+
+
+def labels_of(templates: Sequence[str]) -> list[str]:
+    """What tells the stacks apart, as short as possible: nothing where there is one."""
+    if len(templates) == 1:
+        return [""]
+    split = [re.split(r"[.,]", template) for template in templates]
+    front = len(shared(split))
+    found = [part[front] if len(part) > front else part[-1] for part in split]
+    if any(label.isdigit() or label == "{i}" for label in found) and front:
+        found = [f"{split[0][front - 1]}.{label}" for label in found]
+    found = [re.sub(r"(?<=.)_(model|tower|transformer)$", "", label).replace(".{i}", "") for label in found]
+    return found if len(set(found)) == len(found) else [template.replace(".{i}", "") for template in templates]

@@ -1,0 +1,270 @@
+"""Inputs for any model of transformers, made from its config and the names that its `forward` asks for.
+
+Every name has a few shapes that models under that name accept; they are tried in turn.
+"""
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TOKENS = 12
+FRAMES = 4
+FIRST_ID = 3
+"""Smaller ids are often padding, beginning and end."""
+
+
+class Sizes:
+    """What a config says about its inputs, under whatever name."""
+
+    def __init__(self, config: Mapping[str, Any], generator: torch.Generator):
+        self.config, self.generator = config, generator
+
+    def get(self, *names: str, default: int) -> int:
+        for name in names:
+            value = self.config.get(name)
+            if isinstance(value, list | tuple) and value and isinstance(value[0], int):
+                value = value[-1]
+            if isinstance(value, dict):
+                value = value.get("height") or value.get("shortest_edge")
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+        return default
+
+    @property
+    def width(self) -> int:
+        return self.get("hidden_size", "d_model", "embed_dim", "n_embd", "dim", default=32)
+
+    @property
+    def channels(self) -> int:
+        return self.get("num_channels", "in_channels", "in_chans", default=3)
+
+    @property
+    def side(self) -> int:
+        return self.get("image_size", "img_size", "input_size", "crop_size", default=64)
+
+    @property
+    def patch(self) -> int:
+        return self.get("patch_size", "encoder_patch_size", "vision_patch_size", default=8)
+
+    def floats(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator)
+
+    def ids(self, length: int = TOKENS) -> Tensor:
+        text = self.config.get("text_config") or self.config
+        vocabulary = text.get("vocab_size") if isinstance(text, Mapping) else None
+        vocabulary = vocabulary if isinstance(vocabulary, int) else self.get("vocab_size", default=100)
+        special = {
+            value for name, value in self.config.items() if name.endswith(("_id", "_index")) and isinstance(value, int)
+        }
+        allowed = [number for number in range(min(vocabulary, 2048)) if number not in special and number >= FIRST_ID]
+        allowed = allowed or list(range(vocabulary))
+        chosen = torch.randint(0, len(allowed), (1, length), generator=self.generator)
+        return torch.tensor(allowed)[chosen]
+
+
+Maker = Callable[[Sizes], Iterator[Tensor]]
+
+
+def _images(sizes: Sizes) -> Iterator[Tensor]:
+    sides = dict.fromkeys((sizes.side, 8 * sizes.patch, 64, 224))
+    for side in sides:
+        yield sizes.floats(1, sizes.channels, side, side)
+    frames = sizes.get("num_frames", "frames_per_clip", default=FRAMES)
+    yield sizes.floats(1, frames, sizes.channels, sizes.side, sizes.side)
+    yield sizes.floats(1, sizes.channels, frames, sizes.side, sizes.side)
+    yield sizes.floats(1, 16, sizes.channels * sizes.patch**2)
+    yield sizes.floats(16, sizes.channels * sizes.get("temporal_patch_size", default=1) * sizes.patch**2)
+    yield sizes.floats(1, 1, sizes.channels, sizes.side, sizes.side)
+    yield sizes.floats(1, sizes.side, sizes.side, sizes.channels)
+
+
+def _patches(sizes: Sizes) -> Iterator[Tensor]:
+    temporal = sizes.get("temporal_patch_size", default=1)
+    yield sizes.floats(16, sizes.channels * temporal * sizes.patch**2)
+    yield sizes.floats(16, sizes.width)
+    yield sizes.floats(1, TOKENS, sizes.width)
+
+
+def _sounds(sizes: Sizes) -> Iterator[Tensor]:
+    bins = sizes.get("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "input_dim", default=16)
+    length = sizes.get("max_length", "max_source_positions", default=0)
+    for frames in dict.fromkeys((2 * length or 64, 64, 256)):
+        yield sizes.floats(1, bins, frames)
+        yield sizes.floats(1, frames, bins)
+    yield sizes.floats(1, 1, 64, bins)
+    yield sizes.floats(1, length or 64, bins)
+
+
+def _waves(sizes: Sizes) -> Iterator[Tensor]:
+    strides = (
+        sizes.config.get("conv_stride")
+        or sizes.config.get("upsampling_ratios")
+        or sizes.config.get("downsampling_ratios")
+    )
+    stride = math.prod(strides) if isinstance(strides, list | tuple) else 320
+    yield sizes.floats(1, stride * (TOKENS + 8))
+    yield sizes.floats(1, sizes.get("max_length", default=64), sizes.get("num_mel_bins", default=16))
+    yield sizes.floats(1, 1, stride * (TOKENS + 8))
+    yield from _sounds(sizes)
+    yield sizes.floats(
+        1, sizes.get("context_length", "sequence_length", default=32), sizes.get("num_input_channels", default=1)
+    )
+
+
+def _series(sizes: Sizes) -> Iterator[Tensor]:
+    length = sizes.get("context_length", "sequence_length", "seq_length", default=32)
+    lags = sizes.config.get("lags_sequence") or [0]
+    channels = sizes.get("num_input_channels", "input_size", default=1)
+    yield sizes.floats(
+        1, length + max(lags), *([channels] if channels > 1 or "num_input_channels" in sizes.config else [])
+    )
+    yield sizes.floats(1, length, channels)
+    yield sizes.floats(1, length)
+
+
+def _ids(sizes: Sizes) -> Iterator[Tensor]:
+    yield sizes.ids()
+    yield sizes.ids(64)
+    codebooks = sizes.get("num_codebooks", "n_codebooks", default=4)
+    yield sizes.ids(TOKENS * codebooks).reshape(1, TOKENS, codebooks)
+    yield sizes.ids(TOKENS * codebooks).reshape(1, codebooks, TOKENS)
+
+
+def _one(make: Callable[[Sizes], Tensor]) -> Maker:
+    return lambda sizes: iter([make(sizes)])
+
+
+def _past(sizes: Sizes) -> int:
+    return sizes.get("context_length", default=12) + max(sizes.config.get("lags_sequence") or [0])
+
+
+MAKERS: Mapping[str, Maker] = {
+    "input_ids": _ids,
+    "decoder_input_ids": _one(lambda sizes: sizes.ids()),
+    "pixel_values": _images,
+    "pixel_values_videos": _images,
+    "images": _images,
+    "image": _images,
+    "pixels": _images,
+    "sample": _images,
+    "patch_embeds": _patches,
+    "input_features": _sounds,
+    "input_values": _waves,
+    "past_values": _series,
+    "hidden_states": _patches,
+    "inputs_embeds": lambda sizes: iter([sizes.floats(1, TOKENS, sizes.width)]),
+    "inputs": lambda sizes: iter([sizes.ids(), sizes.floats(1, TOKENS, sizes.get("d_model", default=32))]),
+    "grid_thw": _one(lambda sizes: torch.tensor([[1, 4, 4]])),
+    "image_grid_thw": _one(lambda sizes: torch.tensor([[1, 4, 4]])),
+    "image_sizes": _one(lambda sizes: torch.tensor([[sizes.side, sizes.side]])),
+    "spatial_shapes": _one(lambda sizes: torch.tensor([[4, 4]])),
+    "pixel_attention_mask": _one(lambda sizes: torch.ones(1, 16, dtype=torch.long)),
+    "pixel_position_ids": _one(
+        lambda sizes: torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="xy"), -1).reshape(1, 16, 2)
+    ),
+    "attention_mask": _one(lambda sizes: torch.ones(1, TOKENS, dtype=torch.long)),
+    "padding_mask": _one(lambda sizes: torch.ones(1, 16, dtype=torch.bool)),
+    "position_ids": _one(lambda sizes: torch.arange(TOKENS)[None]),
+    "bbox": _one(lambda sizes: torch.zeros(1, TOKENS, 4, dtype=torch.long)),
+    "past_time_features": _one(lambda sizes: sizes.floats(1, _past(sizes), 0)),
+    "past_observed_mask": _one(lambda sizes: torch.ones(1, _past(sizes))),
+    "future_values": _one(lambda sizes: sizes.floats(1, sizes.get("prediction_length", default=4))),
+    "future_time_features": _one(lambda sizes: sizes.floats(1, sizes.get("prediction_length", default=4), 0)),
+    "encoder_hidden_states": _one(
+        lambda sizes: sizes.floats(
+            1, TOKENS, sizes.get("encoder_hidden_size", "cross_attention_dim", "hidden_size", default=32)
+        )
+    ),
+    "query_embeds": _one(lambda sizes: sizes.floats(1, 6, sizes.width)),
+}
+"""Name of an argument to the shapes that models accept under it, the likeliest first."""
+MASKS_OF_TEXT = ("attention_mask", "position_ids")
+TRIES = 24
+
+
+def transformers_examples(model: nn.Module, config: Mapping[str, Any], seed: int = 0) -> Iterator[dict[str, Tensor]]:
+    """Inputs to try in turn."""
+    sizes = Sizes(config, torch.Generator().manual_seed(seed))
+    parameters = inspect.signature(model.forward).parameters
+    required = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    main = str(getattr(model, "main_input_name", "input_ids"))
+    names = list(
+        dict.fromkeys([*([main] if main in parameters else []), *(name for name in required if name in MAKERS)])
+    )
+    if not names:
+        names = [name for name in parameters if name in MAKERS][:1]
+    if config.get("is_encoder_decoder") and "decoder_input_ids" in parameters and "decoder_input_ids" not in names:
+        names.append("decoder_input_ids")
+    towers = [
+        name for name in ("pixel_values", "input_values", "input_features") if name in parameters and name not in names
+    ]
+    choices = [list(MAKERS[name](sizes)) if name in MAKERS else [] for name in names]
+    tried = itertools.islice(itertools.product(*choices), TRIES)
+    found = [dict(zip(names, values, strict=True)) for values in tried]
+    if "text_config" in config and towers and main == "input_ids" and found and config.get("model_type") in PAIRS:
+        yield {**found[0], towers[0]: next(MAKERS[towers[0]](sizes))}
+    yield from found
+    # Some models need more than their signature says.
+    extras = {
+        name: next(MAKERS[name](sizes))
+        for name in parameters
+        if name in MAKERS and name not in names and name not in EITHER
+    }
+    for few in ([name for name in extras if name in SIDE_INPUTS], list(extras)):
+        for base in found[:3]:
+            more = {name: extras[name] for name in few}
+            if "attention_mask" in more and "input_ids" not in base:
+                first = next(iter(base.values()))
+                more["attention_mask"] = torch.ones(1, first.shape[1] if first.ndim < 4 else TOKENS, dtype=torch.long)
+            if "input_features_mask" in parameters and "input_features" in base:
+                more["input_features_mask"] = torch.ones(1, base["input_features"].shape[-1], dtype=torch.long)
+                yield {**base, **more}
+                more["input_features_mask"] = torch.ones(1, base["input_features"].shape[1], dtype=torch.long)
+            if more:
+                yield {**base, **more}
+
+
+SIDE_INPUTS = (
+    "bbox",
+    "encoder_hidden_states",
+    "image_sizes",
+    "spatial_shapes",
+    "pixel_attention_mask",
+    "grid_thw",
+    "pixel_position_ids",
+    "feature_lens",
+    "xpath_tags_seq",
+    "input_features_mask",
+)
+"""Arguments that come with the main input."""
+EITHER = ("inputs_embeds", "hidden_states", "inputs", "images", "image", "position_ids", "decoder_input_ids")
+"""Arguments that stand in the place of others."""
+
+
+PAIRS = (
+    "clip",
+    "siglip",
+    "siglip2",
+    "metaclip_2",
+    "chinese_clip",
+    "altclip",
+    "align",
+    "blip",
+    "clipseg",
+    "owlvit",
+    "owlv2",
+    "clap",
+    "groupvit",
+    "x_clip",
+    "flava",
+)
+"""Types that need a text and something else at once."""

@@ -1,0 +1,236 @@
+"""Classes of the user's own: their value path is found by running them, and every command works on them."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oversmooth as osm
+from oversmooth.errors import NotDiscovered, RefusedArchitecture
+from oversmooth.models.discovery.known import known_inputs
+from tests.unit.models.discovery.own_classes import (
+    D_HEAD,
+    HEADS,
+    OWN,
+    WIDTH,
+    Block,
+    Model,
+    Separate,
+    attention_of,
+    by_hand,
+    own_model,
+)
+
+
+def brute_force(attention: nn.Module) -> Tensor:
+    """The value map of an attention module, by feeding it equal tokens, one basis vector at a time."""
+
+    def output(token: Tensor) -> Tensor:
+        with torch.no_grad():
+            return attention(token.expand(2, 5, WIDTH).contiguous())[0, -1].double()
+
+    return torch.stack([output(basis) - output(torch.zeros(WIDTH)) for basis in torch.eye(WIDTH)], 1)
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_spectra_equal_brute_force(case: str) -> None:
+    model = own_model(case)
+    found = osm.inspect(model)
+    assert found.provenance.discovery_error is not None
+    assert found.provenance.discovery_error < 1e-5
+    assert len(found.layers) == len(attention_of(model))
+    for layer, attention in zip(found.layers, attention_of(model), strict=True):
+        eigenvalues = torch.linalg.eigvals(brute_force(attention))
+        assert layer.plain is not None
+        torch.testing.assert_close(layer.plain.rho_dc, (1 + eigenvalues).abs().max().item(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_the_top_rung_equals_what_is_measured(case: str) -> None:
+    model = own_model(case)
+    osm.discover(model)
+    inputs = known_inputs(model)
+    assert inputs is not None
+    found = osm.predict(model, [inputs[""]], solve=1, heads=False)
+    assert len(found.layers) == len(attention_of(model))
+    assert max(layer.identity_error for layer in found.layers) < 1e-4
+    measured = osm.measure(model, [inputs[""]])
+    parts = sum(part.change for part in measured.attributions[0].parts)
+    torch.testing.assert_close(parts, measured.attributions[0].total, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["fused, interleaved", "shared values", "post-norm", "lists of lists"])
+def test_the_value_map_can_be_constrained(case: str) -> None:
+    model = own_model(case)
+    osm.sharpen(model)
+    for layer in osm.inspect(model).layers:
+        assert layer.plain is not None
+        assert layer.plain.rho_dc <= 1 + 1e-5
+    assert osm.verify(model).passed
+
+
+class Gated(Separate):
+    """A gate between attention and the output projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (HEADS, D_HEAD)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        return self.o(by_hand(q, k, v).transpose(1, 2).flatten(2) * torch.sigmoid(self.gate(x)))
+
+
+class NormedHeads(Separate):
+    """A norm between attention and the output projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner_norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (HEADS, D_HEAD)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        return self.o(self.inner_norm(by_hand(q, k, v).transpose(1, 2).flatten(2)))
+
+
+class Convolved(Separate):
+    """Values that see their neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (p(x).unflatten(-1, (HEADS, D_HEAD)).transpose(1, 2) for p in (self.q, self.k))
+        v = self.mixer(self.v(x).mT).mT.unflatten(-1, (HEADS, D_HEAD)).transpose(1, 2)
+        return self.o(by_hand(q, k, v).transpose(1, 2).flatten(2))
+
+
+class OverChannels(Separate):
+    """Attention between channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (HEADS, D_HEAD)).permute(0, 2, 3, 1) for p in (self.q, self.k, self.v))
+        return self.o(((q @ k.mT).softmax(-1) @ v).permute(0, 3, 1, 2).flatten(2))
+
+
+class TalkingHeads(Separate):
+    """Heads that are mixed after the softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.talk = nn.Linear(HEADS, HEADS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (HEADS, D_HEAD)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        weights = self.talk((q @ k.mT).softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+
+
+class Sink(Separate):
+    """A learned logit that takes probability away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sink = nn.Parameter(torch.zeros(1, HEADS, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (HEADS, D_HEAD)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        scores = q @ k.mT
+        scores = torch.cat([scores, self.sink.expand(*scores.shape[:3], 1)], -1)
+        return self.o((scores.softmax(-1)[..., :-1] @ v).transpose(1, 2).flatten(2))
+
+
+class NoSoftmax(Separate):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(self.v(x).cumsum(1))
+
+
+@pytest.mark.parametrize(
+    ("attention", "kind", "words"),
+    [
+        (Gated, "gate", r"blocks\.0\.attn.*multipl"),
+        (NormedHeads, "norm", r"blocks\.0\.attn\.inner_norm stands between attention and the output"),
+        (Convolved, "convolution", r"blocks\.0\.attn\.mixer\) stands between the values and attention"),
+        (OverChannels, "channels", "attention over channels"),
+        (TalkingHeads, "heads", r"blocks\.0\.attn\.talk .*heads are mixed"),
+        (Sink, "sink", "sum to between"),
+        (NoSoftmax, "no attention", "no softmax attention was seen"),
+    ],
+)
+def test_what_the_theory_does_not_cover_is_refused_by_the_name_of_the_module(
+    attention: type[nn.Module], kind: str, words: str
+) -> None:
+    model = Model([Block(attention()) for _ in range(2)])
+    with pytest.raises(RefusedArchitecture) as refusal:
+        osm.inspect(model)
+    assert refusal.value.kind == kind
+    assert re.search(words, refusal.value.reason), refusal.value.reason
+
+
+def test_a_compiled_model_is_refused() -> None:
+    model = own_model("separate q, k, v")
+    model.blocks[0].compile()  # type: ignore[union-attr, operator, index]
+    with pytest.raises(NotDiscovered, match="compiled"):
+        osm.inspect(model)
+
+
+def test_a_discovery_that_is_not_proved_is_not_used() -> None:
+    class Moody(Separate):
+        """Uses other values from its second run on."""
+
+        runs = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            Moody.runs += 1
+            return super().forward(x) if Moody.runs == 1 else self.o(torch.zeros_like(x))
+
+    with pytest.raises(NotDiscovered, match=r"the equal-token identity fails at blocks\.0\.attn\.o\.weight"):
+        osm.inspect(Model([Block(Moody())]))
+
+
+class Crossing(nn.Module):
+    """A decoder block: self-attention, then attention to a memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = Block(Separate())
+        self.q, self.kv, self.o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.memory = nn.Parameter(torch.randn(1, 7, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.own(x)
+        k, v = self.kv(torch.tanh(self.memory)).chunk(2, -1)
+        return x + self.o(torch.nn.functional.scaled_dot_product_attention(self.q(x), k, v))
+
+
+def test_cross_attention_is_left_out_by_name() -> None:
+    model = Model([Crossing(), Crossing()])
+    found = osm.discover(model)
+    assert [arch.paths.block for arch in found.archs] == ["blocks.{i}"]
+    assert {one.kind for one in found.left_out} == {"cross"}
+    missing = osm.inspect(model).missing
+    assert [one.field for one in missing] == ["blocks.0", "blocks.1"]
+    assert "another sequence" in missing[0].reason
+
+
+def test_a_declaration_can_be_kept_and_passed_on() -> None:
+    found = osm.discover(own_model("fused, interleaved"))
+    twin = own_model("fused, interleaved", seed=1)
+    given, own = osm.inspect(twin, arch=found), osm.inspect(twin)
+    assert [layer.plain for layer in given.layers] == [layer.plain for layer in own.layers]
+    assert "Rows(first=2" in found.code()
+    assert "block='blocks.{i}'" in found.code()
+
+
+def test_two_forward_passes_are_enough_and_nothing_is_left_behind() -> None:
+    model = own_model("separate q, k, v").train()
+    runs: list[int] = []
+    model.register_forward_hook(lambda *_: runs.append(1))
+    found = osm.discover(model)
+    assert len(runs) == found.forward_passes == 2
+    assert model.training
+    assert not any(part._forward_pre_hooks for part in model.modules())
+    osm.inspect(model)
+    assert len(runs) == 2
