@@ -152,10 +152,10 @@ class _Reader:
         self.drawn = vocabulary
         rows = random_ids(vocabulary, self.config, count=SAMPLE_COUNT, length=length, seed=self.reading.seed)
         warning = (
-            f"There is no tokenizer ({reason}): token ids were drawn at random from the model's own vocabulary. The numbers "
-            "say nothing about text that the model was trained on; give it with --ids."
+            f"There is no tokenizer beside the model (found {reason}): token ids were drawn at random from the model's own "
+            "vocabulary. The numbers say nothing about text that the model was trained on; give it with --ids."
         )
-        return Rows(rows, padded, f"{SAMPLE_COUNT} sequences of {length} random ids", (warning,))
+        return Rows(rows, padded, f"random ids, {length} in each sequence", (warning,))
 
     def _images(self) -> Rows:
         steps = find_preprocessing(self.model, self.source, self.config, self.reading, is_generated=self.data is None)

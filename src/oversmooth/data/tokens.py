@@ -23,16 +23,25 @@ REFUSED_SHARE, WARNED_SHARE = 0.20, 0.05
 """Of unknown tokens: beyond the first a curve means nothing, beyond the second it should be read with care."""
 ENOUGH_TOKENS = 4096
 """After so many the share is known well enough to stop early."""
+VOCABULARIES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+"""Files that hold a tokenizer's words, under the names that most have."""
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
 
 
 def find_tokenizer(source: Source, *, trust_remote_code: bool) -> tuple[Any | None, str]:
-    """The tokenizer beside the model, or `None` and why there is none."""
+    """The tokenizer beside the model, or `None` and what was found instead."""
     from transformers import AutoTokenizer
 
     place = source.place or getattr(getattr(source.module, "config", None), "_name_or_path", None)
     if not place:
-        return None, "the model was not loaded from a folder"
+        return None, "a model that was not loaded from a folder"
     try:
         found = AutoTokenizer.from_pretrained(
             place, trust_remote_code=trust_remote_code, local_files_only=Path(str(place)).is_dir()
@@ -41,7 +50,8 @@ def find_tokenizer(source: Source, *, trust_remote_code: bool) -> tuple[Any | No
     except Exception as error:  # transformers raises OSError, ValueError, ImportError and tokenizers' own
         return None, first_line(error)
     if not words:
-        return None, "there are no files of a tokenizer beside the model"
+        has_files = any((Path(str(place)) / name).is_file() for name in VOCABULARIES)
+        return None, "a tokenizer of nothing but special tokens" if has_files else "none of its files"
     return found, ""
 
 

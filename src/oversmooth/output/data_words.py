@@ -19,7 +19,7 @@ def how_made(data: DataFacts) -> list[str]:
 def text_words(text: TextFacts) -> str:
     """How much of a text was used, and how much of it the tokenizer knows."""
     of_all = f"of {text.characters:,} " if text.characters is not None else ""
-    share = f" ({text.characters_used / text.characters:.0%})" if text.characters else ""
+    share = f" ({text.characters_used / text.characters:.1%})" if text.characters else ""
     rest = "" if text.characters is not None else "; the data were not read to their end"
     return (
         f"Text: {text.characters_used:,} {of_all}characters used{share}{rest}; {text.unknown_tokens:,} of {text.tokens:,} "
