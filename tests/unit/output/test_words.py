@@ -70,7 +70,7 @@ def test_the_chart_ends_where_the_headline_ends(analysed):
     assert final.place == "final_norm"
     figure = curve_figure(measurement, "hfc_lfc")
     assert figure["traces"][-1]["y"][-1] == pytest.approx(final.mean, rel=1e-3)
-    assert figure["layout"]["xaxis"]["ticktext"][-1] == "final norm"
+    assert figure["layout"]["xaxis"]["ticktext"][-1] == "norm"
     bars = _parts_per_depth(measurement.attributions[0])
     assert [trace["name"] for trace in bars["traces"]] == ["attention", "feed-forward", "final norm", "sum"]
     assert sum(bars["traces"][-1]["y"]) == pytest.approx(measurement.attributions[0].total, rel=1e-2, abs=1e-3)

@@ -48,8 +48,9 @@ def depth_axis(last: int, has_norm: bool, title: str) -> dict[str, Any]:
     ticks = ticks if not has_norm or ticks[-1] == last else [tick for tick in ticks if tick <= last - step / 2] + [last]
     names = [str(tick) for tick in ticks]
     if has_norm:
-        ticks, names = [*ticks, last + 1], [*names, "final norm"]
-    return {"title": {"text": title}, "tickvals": ticks, "ticktext": names}
+        ticks, names = [*ticks, last + 1], [*names, "norm"]
+    title += "; norm = behind the final norm" if has_norm else ""
+    return {"title": {"text": title}, "tickvals": ticks, "ticktext": names, "tickangle": 0}
 
 
 def _band_and_line(points: Sequence[PlaceValue], name: str, colour: str, *, in_legend: bool) -> list[dict[str, Any]]:
