@@ -8,7 +8,9 @@ NAME or NAME:SPLIT          a dataset of the `datasets` library, streamed
 """
 
 import difflib
+import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -148,12 +150,27 @@ def _read_text(path: Path) -> str:
 def _table(data: str, path: Path, kind: str) -> Given:
     datasets = _import_datasets()
     ending = path.suffix.lower()
+    if TABLES[ending] == "json":
+        _refuse_deep_json(data, path)
     return _of_rows(
         data,
         f"a {ending} table",
         lambda: datasets.load_dataset(TABLES[ending], data_files=str(path), split="train", streaming=True),
         kind,
     )
+
+
+def _refuse_deep_json(data: str, path: Path) -> None:
+    """Raises for a line nested beyond Python's own limit: pyarrow has none, and its stack ends the process."""
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if line.count(b"[") + line.count(b"{") > sys.getrecursionlimit():
+                    json.loads(line)
+    except RecursionError as error:
+        raise UnreadableData(data, "rows of texts", "JSON nested too deeply") from error
+    except (ValueError, OSError):
+        return  # not JSON, or not to be read: the reader of tables says it better
 
 
 def _dataset(data: str, kind: str) -> Given:

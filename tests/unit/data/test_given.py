@@ -149,3 +149,10 @@ def test_a_seed_beyond_64_bits_is_refused_on_the_command_line():
     done = oversmooth("measure", "--seed", 2**64)
     assert done.returncode == 2
     assert "--seed" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json"])
+def test_json_nested_beyond_the_stack_of_its_reader_is_refused(name, tmp_path):
+    (tmp_path / name).write_text('{"text": "the cat"}\n{"text": ' + "[" * 100_000)
+    with pytest.raises(UnreadableData, match="JSON nested too deeply"):
+        find_given(str(tmp_path / name), "text", per_line=False)
