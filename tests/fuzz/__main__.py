@@ -1,6 +1,7 @@
 """`python -m tests.fuzz --cases 10000 --seed 0`: every case in turn, a table at the end, exit code 1 where one failed."""
 
 import argparse
+import contextlib
 import os
 import tempfile
 import time
@@ -31,10 +32,12 @@ def main() -> int:
             print(setting.judge(asked.kind, asked.seed, asked.only))
             return 0
         start, results = time.monotonic(), list[Result]()
-        for result in run(partial(setting.judge, asked.kind, asked.seed), list(range(asked.cases)), asked.jobs):
-            results.append(result)
-            if result.failure:
-                print(f"case {result.index} ({result.kind or '?'}, {result.note}): {result.failure}", flush=True)
+        judge = partial(setting.judge, asked.kind, asked.seed)
+        with contextlib.suppress(KeyboardInterrupt):  # then the table is about what was run until then
+            for result in run(judge, list(range(asked.cases)), asked.jobs):
+                results.append(result)
+                if result.failure:
+                    print(f"case {result.index} ({result.kind or '?'}, {result.note}): {result.failure}", flush=True)
     return _summary(results, asked.seed, time.monotonic() - start)
 
 
