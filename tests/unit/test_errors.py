@@ -74,6 +74,10 @@ EXAMPLES = {
         ("f", ["llama", "gemma"], ["a.weight"]),
         ("fit llama, gemma, which differ in mathematics", "--model-type", "oversmooth architectures"),
     ),
+    "NotDiscovered": (
+        ("m", "it does not run", "Give inputs."),
+        ("The value path of m was to be found by running it, but it does not run.", "Give inputs."),
+    ),
     "RefusedArchitecture": (
         ("m", "it has no softmax"),
         ("m has no linear value path", "it has no softmax", "no number is shown"),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from oversmooth.errors import (
     AdapterMismatch,
     ConfigMismatch,
+    NotDiscovered,
     PackedWeights,
     RefusedArchitecture,
     UnidentifiedWeights,
@@ -156,9 +157,17 @@ def _discovery(source: Source) -> Discovery | None:
     """What running the model, or a skeleton of it, shows; `None` where it is declared or nobody can build it."""
     if _is_declared(source) or "gguf_architecture" in source.config:
         return None
-    if source.module is not None and isinstance(source.store, ModuleStore):
-        return discovered(source.module, source.config)
-    return discovered_on_disk(source.config)
+    try:
+        if source.module is not None and isinstance(source.store, ModuleStore):
+            return discovered(source.module, source.config)
+        found = discovered_on_disk(source.config)
+        if found is not None:
+            _given_stacks(replace(source, archs=found.archs))
+        return found
+    except (NotDiscovered, RefusedArchitecture, AdapterMismatch):
+        if any(True for _ in _by_model_type(source.model_type, source.config, "")):
+            return None  # some parts are declared: they are read, and the others are named
+        raise
 
 
 def _given_stacks(source: Source) -> tuple[Stack, ...]:
