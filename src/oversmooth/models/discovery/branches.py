@@ -86,6 +86,10 @@ def _step(trace: Trace, branch: Branch, current: Node, following: Sequence[Node]
         if use.op in SUMS:
             branch.is_parallel = True
             return use.root
+        summed = [later for later in uses(use) if later.op == "sum"] if use.op == "stack" else []
+        if summed:  # several branches side by side
+            branch.is_parallel = True
+            return summed[0].root
         if use.op in FACTORS:
             where = use.module or "the model"
             words = f"{where} multiplies the output of attention by something that is not constant"

@@ -183,6 +183,7 @@ WORKING: Mapping[str, Mapping[str, Any]] = {
     "autoformer": SERIES,
     "informer": SERIES,
     "time_series_transformer": SERIES,
+    "bamba": {"attn_layer_indices": [1]},
 }
 """Fields without which a default config of a type is not whole."""
 
