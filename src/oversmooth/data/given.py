@@ -17,8 +17,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from oversmooth.data.dataset_library import load_rows, name_and_split
 from oversmooth.data.pictures import open_picture, require_usable
-from oversmooth.errors import MissingDependency, UnreadableData, first_line, reason_of
+from oversmooth.errors import UnreadableData, first_line, reason_of
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 TABLES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".arrow": "arrow"}
@@ -148,16 +149,12 @@ def _read_text(path: Path) -> str:
 
 
 def _table(data: str, path: Path, kind: str) -> Given:
-    datasets = _import_datasets()
     ending = path.suffix.lower()
     if TABLES[ending] == "json":
         _refuse_deep_json(data, path)
-    return _of_rows(
-        data,
-        f"a {ending} table",
-        lambda: datasets.load_dataset(TABLES[ending], data_files=str(path), split="train", streaming=True),
-        kind,
-    )
+    expected = f"a {ending} table"
+    rows = load_rows(data, expected, TABLES[ending], data_files=str(path), split="train", streaming=True)
+    return _of_rows(data, expected, rows, kind)
 
 
 def _refuse_deep_json(data: str, path: Path) -> None:
@@ -174,20 +171,14 @@ def _refuse_deep_json(data: str, path: Path) -> None:
 
 
 def _dataset(data: str, kind: str) -> Given:
-    datasets = _import_datasets()
-    name, _, split = data.partition(":")
-    return _of_rows(
-        data,
-        "a file, a folder or a dataset name (NAME or NAME:SPLIT)",
-        lambda: datasets.load_dataset(name, split=split or "train", streaming=True),
-        kind,
-    )
+    name, split = name_and_split(data)
+    expected = "a file, a folder or a dataset name (NAME or NAME:SPLIT)"
+    return _of_rows(data, expected, load_rows(data, expected, name, split=split, streaming=True), kind)
 
 
-def _of_rows(data: str, expected: str, load: Any, kind: str) -> Given:
+def _of_rows(data: str, expected: str, rows: Any, kind: str) -> Given:
     """Rows with one column, the first that holds what the model takes."""
     try:
-        rows = load()
         if getattr(rows, "features", None):
             rows = rows.decode(False)  # pictures are unpacked here, with our limits
         iterator = iter(rows)
@@ -250,11 +241,3 @@ def _picture(value: Any, name: str) -> Any:
         return open_picture(value["bytes"] or Path(value["path"]), name)
     require_usable(value, name)
     return value.convert("RGB")
-
-
-def _import_datasets() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingDependency("datasets", "hf", "reading tables and datasets") from error
-    return datasets

@@ -15,6 +15,11 @@ LARGEST_RATIO = 100
 
 def open_picture(source: Path | bytes, name: str) -> Any:
     """A PIL image in RGB, read and unpacked; raises `UnreadableData` with the name otherwise."""
+    return open_as_it_is(source, name).convert("RGB")
+
+
+def open_as_it_is(source: Path | bytes, name: str) -> Any:
+    """The same with the channels that the file has."""
     from PIL import Image
 
     try:
@@ -22,7 +27,8 @@ def open_picture(source: Path | bytes, name: str) -> Any:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower than PIL's
             with Image.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
                 require_usable(image, name)
-                return image.convert("RGB")
+                image.load()
+                return image
     except UnreadableData:
         raise
     except Image.DecompressionBombError as error:

@@ -14,11 +14,12 @@ import gzip
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oversmooth.data.dataset_library import load_rows, name_and_split
 from oversmooth.errors import MissingDependency, UnreadableData, first_line
 
 MAX_RECORD_BYTES = 32 * 2**20
@@ -245,17 +246,10 @@ def _parquet(file: Path, raw: io.BufferedIOBase) -> Iterator[Record]:
 
 
 def _hub(source: str, tally: Tally, skip: int) -> Iterator[str]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingDependency("datasets", "hf", "streaming a corpus from the hub") from error
-    name, _, split = source.partition(":")
-    try:
-        rows: Iterable[Any] = datasets.load_dataset(name, split=split or "train", streaming=True)
-        rows = rows.skip(skip) if skip else rows  # type: ignore[attr-defined]
-    except Exception as error:  # datasets raises errors without a common base
-        expected = "a file, a folder or a dataset of the hub (NAME or NAME:SPLIT)"
-        raise UnreadableData(source, expected, first_line(error)) from error
+    name, split = name_and_split(source)
+    expected = "a file, a folder or a dataset of the hub (NAME or NAME:SPLIT)"
+    rows = load_rows(source, expected, name, split=split, streaming=True)
+    rows = rows.skip(skip) if skip else rows
     tally.records = skip
     for row in rows:
         tally.records += 1

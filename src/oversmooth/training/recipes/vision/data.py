@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy
 
-from oversmooth.errors import BadValue, MissingDependency, UnreadableData, first_line
+from oversmooth.data.dataset_library import import_datasets, load_rows
+from oversmooth.data.given import IMAGE_ENDINGS
+from oversmooth.errors import BadValue, MissingDependency, UnreadableData
 from oversmooth.training.recipes.vision.cifar_archive import is_cifar, read_cifar
 from oversmooth.training.recipes.vision.images import ArrayImages, FileImages, Images, TableImages
 from oversmooth.training.recipes.vision.settings import Data
 from oversmooth.training.recipes.vision.splits import Split, cut_off, share
 
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 TEST_NAMES = ("test", "val", "validation")
 IMAGE_COLUMNS = ("img", "image")
 LABEL_COLUMNS = ("label", "fine_label", "labels")
@@ -139,15 +140,13 @@ def _class_folders(root: Path) -> list[str]:
 def _files(root: Path, classes: list[str]) -> FileImages:
     names, labels = [], []
     for label, name in enumerate(classes):
-        inside = sorted(p for p in (root / name).rglob("*") if p.suffix.lower() in ENDINGS)
+        inside = sorted(p for p in (root / name).rglob("*") if p.suffix.lower() in IMAGE_ENDINGS)
         names += [str(p.relative_to(root)) for p in inside]
         labels += [label] * len(inside)
     return FileImages(root, names, labels)
 
 
 def _parquet(path: Path, tables: list[Path], settings: Data) -> Source:
-    datasets = _import_datasets()
-
     def named(*starts: str) -> list[str]:
         return [str(t) for t in tables if t.name.startswith(starts) or t.parent.name in starts]
 
@@ -155,20 +154,12 @@ def _parquet(path: Path, tables: list[Path], settings: Data) -> Source:
     if not files["train"] or not files["test"]:
         found = ", ".join(table.name for table in tables[:4])
         raise UnreadableData(str(path), "train*.parquet and test*.parquet (or validation*.parquet)", found)
-    try:
-        rows = datasets.load_dataset("parquet", data_files=files)
-    except Exception as error:  # pyarrow and datasets raise errors without a common base
-        raise UnreadableData(str(path), "parquet files", first_line(error)) from error
+    rows = load_rows(str(path), "parquet files", "parquet", data_files=files)
     return _tables(rows, "test", settings, str(path), _sha256([Path(file) for name in files for file in files[name]]))
 
 
 def _hub(name: str, settings: Data) -> Source:
-    datasets = _import_datasets()
-    try:
-        rows = datasets.load_dataset(name)
-    except Exception as error:
-        expected = "an archive, a folder or an id on the hub (give what you have with --data)"
-        raise UnreadableData(name, expected, first_line(error)) from error
+    rows = load_rows(name, "an archive, a folder or an id on the hub (give what you have with --data)", name)
     test = next((split for split in ("validation", "test") if split in rows), None)
     if "train" not in rows or test is None:
         raise UnreadableData(name, "the splits train and test or validation", ", ".join(rows))
@@ -185,7 +176,7 @@ def _tables(rows: Any, test: str, settings: Data, where: str, sha256: str | None
         if image is None:
             raise UnreadableData(where, f"a column {' or '.join(IMAGE_COLUMNS)}", ", ".join(table.column_names))
         labels = table[_label_column(table, settings, where)]
-        undecoded = table.cast_column(image, _import_datasets().Image(decode=False)).select_columns([image])
+        undecoded = table.cast_column(image, import_datasets().Image(decode=False)).select_columns([image])
         parts.append(TableImages(undecoded, image, list(labels), f"{where}, {name}"))
     return Source(parts[0], parts[1], f"tables of {where}", sha256)
 
@@ -206,15 +197,6 @@ def _sha256(files: list[Path]) -> str | None:
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     return digest.hexdigest()
-
-
-def _import_datasets() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingDependency("datasets", "hf", "reading tables and datasets") from error
-    datasets.disable_progress_bars()
-    return datasets
 
 
 def require_trainable(batch: int, images: int) -> None:

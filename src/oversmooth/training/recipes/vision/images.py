@@ -1,14 +1,14 @@
 """Images with labels, wherever they are kept: arrays in memory, files, rows of a table."""
 
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from oversmooth.errors import UnreadableData, first_line
+from oversmooth.data.pictures import open_as_it_is
+from oversmooth.errors import UnreadableData
 
 
 @runtime_checkable
@@ -47,12 +47,7 @@ class FileImages:
 
     def image(self, position: int) -> Image.Image:
         path = self.root / self.names[position]
-        try:
-            with Image.open(path) as opened:
-                opened.load()
-                return opened
-        except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-            raise UnreadableData(str(path), "an image", first_line(error)) from error
+        return open_as_it_is(path, str(path))
 
     def identity(self, position: int) -> bytes:
         """The name: the bytes of a million images would take an hour to read."""
@@ -66,14 +61,11 @@ class TableImages:
         self.rows, self.column, self.labels, self.where = rows, column, labels, where
 
     def image(self, position: int) -> Image.Image:
+        where = f"{self.where}, row {position}"
         value = self.rows[position][self.column]
-        try:
-            with Image.open(io.BytesIO(value["bytes"]) if value["bytes"] is not None else value["path"]) as opened:
-                opened.load()
-                return opened
-        except (UnidentifiedImageError, OSError, ValueError, TypeError, KeyError) as error:
-            where = f"{self.where}, row {position}"
-            raise UnreadableData(where, "an image", first_line(error)) from error
+        if not isinstance(value, Mapping) or not (value.get("bytes") or value.get("path")):
+            raise UnreadableData(where, "an image", "an empty cell" if value is None else f"a {type(value).__name__}")
+        return open_as_it_is(value["bytes"] or Path(value["path"]), where)
 
     def identity(self, position: int) -> bytes:
         """The position: the rows themselves are covered by the hash or the revision of the source."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oversmooth.errors import MissingDependency, UnreadableData, first_line
+from oversmooth.data.dataset_library import load_rows
+from oversmooth.errors import UnreadableData
 from oversmooth.training.recipes.language.superglue.tasks import Example, Record, Task
 
 HUB = "aps/super_glue"
@@ -93,15 +94,7 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Record]]:
 
 
 def _hub(task: Task, name: str) -> dict[str, Split]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingDependency("datasets", "hf", "SuperGLUE from the hub") from error
-    try:
-        loaded = datasets.load_dataset(name, task.hub)
-    except Exception as error:  # datasets raises errors without a common base
-        expected = "the folders of the official archive, or a dataset of the hub"
-        raise UnreadableData(name, expected, first_line(error)) from error
+    loaded = load_rows(name, "the folders of the official archive, or a dataset of the hub", name, task.hub)
     found = {}
     for split in ("train", "validation", "test"):
         if split in loaded:
