@@ -187,15 +187,19 @@ MASKS_OF_TEXT = ("attention_mask", "position_ids")
 TRIES = 24
 
 
-def transformers_examples(model: nn.Module, config: Mapping[str, Any], seed: int = 0) -> Iterator[dict[str, Tensor]]:
-    """Inputs to try in turn."""
-    sizes = Sizes(config, torch.Generator().manual_seed(seed))
-    parameters = inspect.signature(model.forward).parameters
-    required = [
+def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    return [
         name
         for name, parameter in parameters.items()
         if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
+
+
+def transformers_examples(model: nn.Module, config: Mapping[str, Any], seed: int = 0) -> Iterator[dict[str, Tensor]]:
+    """Inputs to try in turn."""
+    sizes = Sizes(config, torch.Generator().manual_seed(seed))
+    parameters = inspect.signature(model.forward).parameters
+    required = _required(parameters)
     main = str(getattr(model, "main_input_name", "input_ids"))
     names = list(
         dict.fromkeys([*([main] if main in parameters else []), *(name for name in required if name in MAKERS)])

@@ -163,8 +163,6 @@ def mixing_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node
     if codes is not None:
         codes = codes.mT if is_turned else codes
         codes = codes[None] if codes.ndim == 2 else codes
-    sums = weights.sum(-1, dtype=torch.float64)
-    sums = sums[sums != 0]  # a query that sees nothing gets zeros
     over_channels = False
     value_codes = None
     if codes is not None and codes.numel():
@@ -182,7 +180,7 @@ def mixing_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node
         over_channels=over_channels,
         queries=weights.shape[-2],
         keys=mixed.shape[-2],
-        row_sums=(float(sums.min()), float(sums.max())) if sums.numel() else (0.0, 0.0),
+        row_sums=_row_sums(weights),
         is_causal=_is_causal(weights),
     )
     shape = made.mT.shape if is_turned else made.shape
@@ -191,6 +189,13 @@ def mixing_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node
     shadow = shadow.expand(items, shape[-2], shape[-1]).reshape(shape)
     trace.set_codes(made, shadow.mT if is_turned else shadow)
     return mixing
+
+
+def _row_sums(weights: Float[Tensor, "*item query key"]) -> tuple[float, float]:
+    """The smallest and the largest sum of a row; a query that sees nothing gets zeros and does not count."""
+    sums = weights.sum(-1, dtype=torch.float64)
+    sums = sums[sums != 0]
+    return (float(sums.min()), float(sums.max())) if sums.numel() else (0.0, 0.0)
 
 
 def _is_causal(weights: Float[Tensor, "*item query key"]) -> bool:
