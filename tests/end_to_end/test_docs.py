@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from oversmooth.commands.app import app
+from oversmooth.models.coverage import counted
 from oversmooth.models.families import ARCHITECTURES
 from oversmooth.training.reproduce.claims import CLAIMS
 from tests.command_line import fresh_python, oversmooth
@@ -265,6 +266,14 @@ def test_every_algorithm_has_pseudocode_where_the_reproducibility_table_says(nam
 def test_readme_counts_families_right():
     model_types = {model_type for arch in ARCHITECTURES.values() for model_type in arch.model_types}
     assert f"{len(model_types)} model types in {len(ARCHITECTURES)} families" in text_of("README.md")
+
+
+def test_readme_counts_what_is_covered():
+    types, families = counted("transformers"), counted("timm")
+    found = types["declared"] + types["discovered"]
+    assert f"{found} of the {types.total()} types of transformers" in text_of("README.md")
+    assert f"{families['discovered']} of the {families.total()} families of timm" in text_of("README.md")
+    assert f"{types['refused'] + families['refused']} refused" in text_of("README.md")
 
 
 def test_headings_of_a_page_do_not_skip_a_level():
