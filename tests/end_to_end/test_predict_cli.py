@@ -171,7 +171,7 @@ def test_real_text_gives_the_same_picture():
         (("--what-if", "no_skipp"), ("no_skip", "Known")),
         (("--what-if", "neutreno"), ("not supported as a what-if", "osm.apply")),
         (("--what-if", "scale"), ("scale:FACTOR",)),
-        (("--dtype", "float16"), ("float32, float64",)),
+        (("--precision", "float16"), ("float32, float64",)),
         (("--data", "nowhere.txt"), ("nowhere.txt",)),
         (("--csv", "no/such/folder/rows.csv"), ("cannot be written",)),
         (("--device", "abacus"), ("device",)),

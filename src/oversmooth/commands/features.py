@@ -6,13 +6,17 @@ from typing import Annotated
 import typer
 
 from oversmooth.commands.options import (
+    Base,
     CsvFile,
     DataOption,
     Device,
     Json,
+    Offload,
+    RunDtype,
     TargetArgument,
     TrustRemoteCode,
     embedded_default,
+    opened,
 )
 from oversmooth.commands.reading import reads_data
 from oversmooth.data.reading import ReadingOptions
@@ -23,6 +27,7 @@ from oversmooth.output.whole_files import require_writable
 @reads_data
 def measure(
     target: TargetArgument = None,
+    base: Base = None,
     data: DataOption = None,
     metrics: Annotated[
         str | None, typer.Option(help="Comma-separated metrics, or `all` for every metric that applies.")
@@ -32,6 +37,8 @@ def measure(
     ] = "stream",
     prefix_tokens: Annotated[str, typer.Option(help="What to do with CLS and register tokens: keep or drop.")] = "keep",
     device: Device = None,
+    dtype: RunDtype = None,
+    offload: Offload = None,
     json: Json = False,
     csv: CsvFile = None,
     parquet: Annotated[Path | None, typer.Option(help="Also write the rows to this Parquet file.")] = None,
@@ -50,7 +57,7 @@ def measure(
         names = tuple(name for name, metric in METRICS.items() if not metric.images_only)
     with one_bar("Measuring sequences") as progress:
         result = measure_(
-            target or embedded_default(),
+            opened(target or embedded_default(), base=base, dtype=dtype, offload=offload),
             data,
             metrics=names,
             at=at if "," not in at else at.split(","),
@@ -73,6 +80,7 @@ def measure(
 @reads_data
 def predict(
     target: TargetArgument = None,
+    base: Base = None,
     data: DataOption = None,
     what_if: Annotated[
         list[str] | None,
@@ -86,8 +94,10 @@ def predict(
     ] = 0,
     solve: Annotated[int, typer.Option(help="Number of sequences whose eigenvalue problems are solved.", min=1)] = 4,
     heads: Annotated[bool, typer.Option("--heads", help="Also print a table with one row per head.")] = False,
-    dtype: Annotated[str, typer.Option(help="Precision of the theory: float32 or float64.")] = "float32",
+    precision: Annotated[str, typer.Option(help="Precision of the theory: float32 or float64.")] = "float32",
     device: Device = None,
+    dtype: RunDtype = None,
+    offload: Offload = None,
     json: Json = False,
     csv: CsvFile = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -102,12 +112,12 @@ def predict(
     require_writable(csv)
     with one_bar("Predicting sequences") as progress:
         result = predict_(
-            target or embedded_default(),
+            opened(target or embedded_default(), base=base, dtype=dtype, offload=offload),
             data,
             what_ifs=what_if or (),
             simulate=simulate,
             solve=solve,
-            dtype=dtype,
+            dtype=precision,
             device=device,
             trust_remote_code=trust_remote_code,
             progress=progress,

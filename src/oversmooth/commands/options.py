@@ -1,14 +1,31 @@
 """Options that several commands have, and the default target."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from oversmooth.models.source import Target
 
 TargetArgument = Annotated[
     str | None,
     typer.Argument(
         help="Folder, .safetensors/.bin/.pt/.gguf file, URL, hub id or timm name. Default: the embedded MiniLM.",
+        show_default=False,
+    ),
+]
+Base = Annotated[
+    str | None, typer.Option(help="The model that an adapter's folder was trained on, where its config names another.")
+]
+RunDtype = Annotated[
+    str | None, typer.Option(help="What the model runs in: stored (default), float32, bfloat16 or float16.")
+]
+Offload = Annotated[
+    bool | None,
+    typer.Option(
+        "--offload/--no-offload",
+        help="Read weights block by block while the model runs; without it: where they do not fit into memory.",
         show_default=False,
     ),
 ]
@@ -39,3 +56,12 @@ def embedded_default() -> str:
     from oversmooth.models.embedded import minilm_folder
 
     return str(minilm_folder())
+
+
+def opened(target: str, *, base: str | None = None, dtype: str | None = None, offload: bool | None = None) -> "Target":
+    """The target as it is, or opened with what the user said of its base model and of how it is run."""
+    if base is None and dtype is None and offload is None:
+        return target
+    from oversmooth.models.opening import open_source
+
+    return open_source(target, base=base, dtype=dtype, offload=offload)

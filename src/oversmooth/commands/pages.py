@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oversmooth.commands.options import (
+    Base,
     DataOption,
     Device,
+    Offload,
+    RunDtype,
     TrustRemoteCode,
     embedded_default,
+    opened,
 )
 from oversmooth.commands.reading import reads_data, words_of
 from oversmooth.data.reading import ReadingOptions
@@ -30,6 +34,7 @@ def report(
         list[str] | None,
         typer.Argument(help="Models, or analyses saved with --save. Default: the embedded MiniLM.", show_default=False),
     ] = None,
+    base: Base = None,
     data: DataOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("report.html"),
     save: Annotated[
@@ -40,13 +45,13 @@ def report(
         Path | None, typer.Option(help="Show training curves from the JSONL file of a monitor instead.")
     ] = None,
     device: Device = None,
+    dtype: RunDtype = None,
+    offload: Offload = None,
     trust_remote_code: TrustRemoteCode = False,
     *,
     reading: ReadingOptions,
 ) -> None:
     """Write one self-contained HTML page with the verdict, the curves, the spectra and the explanation."""
-    from oversmooth.output.report.compare import compare_page
-    from oversmooth.output.report.page import page_of
     from oversmooth.output.report.static import write_figures
     from oversmooth.output.report.training import read_run, training_page
 
@@ -54,9 +59,9 @@ def report(
     if run is not None:
         page = training_page(run, read_run(run))
     else:
+        how = {"base": base, "dtype": dtype, "offload": offload}
         options = {"device": device, "trust_remote_code": trust_remote_code}
-        analyses = [_analysis(target, data, reading, options) for target in targets or [embedded_default()]]
-        page = page_of(analyses[0]) if len(analyses) == 1 else compare_page(analyses)
+        analyses, page = _pages(targets or [embedded_default()], how, data, reading, options)
         if save is not None:
             text = analyses[0].to_json(indent=1)
             write_whole(save, lambda partial: partial.write_text(text, encoding="utf-8"))
@@ -69,21 +74,45 @@ def report(
 @reads_data
 def compare(
     targets: Annotated[list[str], typer.Argument(help="Two or more models, or analyses saved with `report --save`.")],
+    base: Base = None,
     data: DataOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("compare.html"),
     device: Device = None,
+    dtype: RunDtype = None,
+    offload: Offload = None,
     trust_remote_code: TrustRemoteCode = False,
     *,
     reading: ReadingOptions,
 ) -> None:
     """Compare models on one page, aligned by relative depth: before and after, or checkpoints of one run."""
-    from oversmooth.output.report.compare import compare_page
+    from oversmooth.models.revisions import steps_of
 
-    if len(targets) < 2:
+    if len(targets) < 2 and not steps_of(targets[0]):
         raise BadValue("The number of targets", len(targets), "at least 2 (for one model: oversmooth report)")
     require_writable(output)
+    how = {"base": base, "dtype": dtype, "offload": offload}
     options = {"device": device, "trust_remote_code": trust_remote_code}
-    _put(compare_page([_analysis(target, data, reading, options) for target in targets]), output)
+    _put(_pages(targets, how, data, reading, options)[1], output)
+
+
+def _pages(
+    targets: list[str], how: dict[str, Any], data: str | None, reading: ReadingOptions, options: dict[str, Any]
+) -> tuple[list["Analysis"], "Page"]:
+    """The analyses of all targets, and the page that shows them: one model, several, or the steps of one series."""
+    from oversmooth.models.revisions import integrity, steps_of
+    from oversmooth.output.report.compare import compare_page
+    from oversmooth.output.report.page import page_of
+    from oversmooth.output.report.series import series_page
+
+    steps = [steps_of(target) for target in targets]
+    if len(targets) == 1 and steps[0]:
+        numbers = [step.number for step in steps[0]]
+        analyses = [_analysis(step.target, how, data, reading, {**options, "what_ifs": ()}) for step in steps[0]]
+        flags = integrity(numbers, [analysis.inspection for analysis in analyses])
+        return analyses, series_page(targets[0], numbers, analyses, [flag.sentence for flag in flags])
+    each = [[step.target for step in found] or [target] for target, found in zip(targets, steps, strict=True)]
+    analyses = [_analysis(target, how, data, reading, options) for found in each for target in found]
+    return analyses, page_of(analyses[0]) if len(analyses) == 1 else compare_page(analyses)
 
 
 def _put(page: "Page", output: Path) -> None:
@@ -95,7 +124,15 @@ def _put(page: "Page", output: Path) -> None:
     typer.echo(f"report: {output.absolute()}")
 
 
-def _analysis(target: str, data: str | None, reading: ReadingOptions, options: dict[str, Any]) -> "Analysis":
+def _words(how: dict[str, Any]) -> list[str]:
+    """How the target was opened, as options on the command line."""
+    words = [word for name in ("base", "dtype") if how[name] for word in (f"--{name}", str(how[name]))]
+    return words + ([] if how["offload"] is None else ["--offload" if how["offload"] else "--no-offload"])
+
+
+def _analysis(
+    target: str, how: dict[str, Any], data: str | None, reading: ReadingOptions, options: dict[str, Any]
+) -> "Analysis":
     """A saved analysis as it is, or a new one of a model."""
     import shlex
 
@@ -109,6 +146,7 @@ def _analysis(target: str, data: str | None, reading: ReadingOptions, options: d
     if path is not None and path.suffix == ".json" and path.is_file():
         content = read_small(LocalFolder(path.parent), path.name, LARGEST_JSON)
         return Analysis.from_dict(json_object(content, target, SAVED), where=target)
-    words = ["oversmooth", "report", target, *(["--data", data] if data else []), *words_of(reading)]
+    words = ["oversmooth", "report", target, *_words(how), *(["--data", data] if data else [])]
+    words += words_of(reading)
     with stages() as stage:
-        return analyze(target, data, command=shlex.join(words), stage=stage, **options, **reading)
+        return analyze(opened(target, **how), data, command=shlex.join(words), stage=stage, **options, **reading)

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from oversmooth.commands.options import (
+    Base,
     CsvFile,
     Heads,
     Json,
@@ -13,6 +14,7 @@ from oversmooth.commands.options import (
     TrustRemoteCode,
     ValueHeads,
     embedded_default,
+    opened,
 )
 from oversmooth.output.terminal.progress_bars import one_bar
 from oversmooth.output.whole_files import require_writable
@@ -20,6 +22,7 @@ from oversmooth.output.whole_files import require_writable
 
 def inspect(
     target: TargetArgument = None,
+    base: Base = None,
     full: Annotated[
         bool, typer.Option(help="Compute every eigenvalue of wide layers too, not just the extremes.")
     ] = False,
@@ -38,7 +41,7 @@ def inspect(
     require_writable(csv)
     with one_bar("Reading layers") as progress:
         result = inspect_(
-            target or embedded_default(),
+            opened(target or embedded_default(), base=base),
             full=full,
             dtype=dtype,
             model_type=model_type,
@@ -56,6 +59,7 @@ def inspect(
 
 def verify(
     target: TargetArgument = None,
+    base: Base = None,
     json: Json = False,
     model_type: ModelType = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -64,7 +68,9 @@ def verify(
     from oversmooth.models.verify import verify as verify_
     from oversmooth.output.terminal import tables
 
-    result = verify_(target or embedded_default(), model_type=model_type, trust_remote_code=trust_remote_code)
+    result = verify_(
+        opened(target or embedded_default(), base=base), model_type=model_type, trust_remote_code=trust_remote_code
+    )
     if json:
         typer.echo(result.to_json(indent=2))
     else:

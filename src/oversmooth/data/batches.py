@@ -13,6 +13,7 @@ from oversmooth.models.hooks.places import ObserverFailed
 from oversmooth.models.inputs import AUDIO, IMAGE, TEXT, image_shape, is_composite, vocabulary_size
 from oversmooth.models.live import run
 from oversmooth.models.source import Stack
+from oversmooth.models.stores.elsewhere import device_of
 
 Batch = Tensor | Mapping[str, Any]
 """What a caller gives: one tensor, or tensors by the names of the model's `forward`."""
@@ -28,7 +29,7 @@ def prepare(model: nn.Module, config: Mapping[str, Any], batch: Batch, limit: in
     Sizes are left to the model: many take images of several. Raises `WrongBatch` for inputs of another kind, and for ids
     that the model does not have. Plain numbers and switches (`interpolate_pos_encoding=True`) are passed on as they are.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     named = _named(model, config, batch)
     dtype = next(model.parameters()).dtype
     inputs = {name: _as_input(name, value, device, dtype) for name, value in named.items()}

@@ -44,7 +44,9 @@ def find_tokenizer(source: Source, *, trust_remote_code: bool) -> tuple[Any | No
         return None, "a model that was not loaded from a folder"
     try:
         found = AutoTokenizer.from_pretrained(
-            place, trust_remote_code=trust_remote_code, local_files_only=Path(str(place)).is_dir()
+            place,
+            trust_remote_code=trust_remote_code,
+            **{**source.origin(), "local_files_only": Path(str(place)).is_dir()},
         )
         words = found.get_vocab().keys() - set(found.all_special_tokens)
     except Exception as error:  # transformers raises OSError, ValueError, ImportError and tokenizers' own

@@ -66,8 +66,7 @@ def measure(
         drop_prefix=prefix_tokens == "drop",
     )
     is_partial = pass_through(live, observer, how.max_samples, progress)
-    dtype = str(next(live.model.parameters()).dtype).removeprefix("torch.")
-    precision = f"model {dtype}, metrics float32"
+    precision = f"model {live.runs_in()}, metrics float32"
     return Measurement(
         provenance=provenance_of(live.source, live.stacks, live.hashed(), compute_dtype=precision, seed=how.seed),
         data=observer.seen.facts(live.data),

@@ -5,7 +5,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,6 +20,7 @@ from oversmooth.measurement.moments import measurable
 from oversmooth.models.discovery.known import discovered
 from oversmooth.models.hooks.places import Place, observed
 from oversmooth.models.live import load_model, move, quiet_eval
+from oversmooth.models.offload import SEQUENCES_AT_ONCE, is_offloaded
 from oversmooth.models.opening import open_source
 from oversmooth.models.source import Declaration, Source, Stack, Target
 from oversmooth.models.stores.module import ModuleStore
@@ -38,6 +39,11 @@ class LiveModel:
     config: Mapping[str, Any]
     stacks: tuple[Stack, ...]
     data: Data
+
+    def runs_in(self) -> str:
+        """The dtype of the model, and whether its weights stay in their files, in words."""
+        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        return f"{dtype} (weights read block by block)" if is_offloaded(self.model) else dtype
 
     def hashed(self) -> ReadLog:
         """Every declared tensor read in the order of `inspect`, so that results about one model can be matched."""
@@ -62,7 +68,10 @@ def open_live(
     source = open_source(target, arch=arch)
     batches = _understood(source, batches)  # what is refused or contradicts itself is said before anything is loaded
     model = load_model(source, verb, trust_remote_code=trust_remote_code)
-    if device is not None:
+    if is_offloaded(model):
+        # Every batch reads all weights once.
+        reading = replace(reading, batch_size=max(reading.batch_size, SEQUENCES_AT_ONCE))
+    elif device is not None:
         move(model, device)
     live = source if isinstance(source.store, ModuleStore) else open_source(model, arch=arch)
     assert isinstance(live.store, ModuleStore)

@@ -1,8 +1,9 @@
 """Live models: loading one that can be run, with no weight left random, and running it."""
 
+import io
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -11,48 +12,72 @@ from torch import nn
 
 from oversmooth.errors import DeviceUnavailable, MissingDependency, NotLive, first_line
 from oversmooth.models.completeness import load_completely, require_complete
+from oversmooth.models.from_store import is_made_by_us, load_from_store
+from oversmooth.models.offload import load_offloaded, must_offload
 from oversmooth.models.source import Source
 
 
-def load_model(
-    source: Source, verb: str, *, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False
-) -> nn.Module:
+def load_model(source: Source, verb: str, *, trust_remote_code: bool = False) -> nn.Module:
     """The model of a source in eval mode, loaded by transformers or timm; never runs code from the checkpoint unless
-    `trust_remote_code` says so."""
+    `trust_remote_code` says so. One that does not fit into memory keeps its weights in its files."""
     if source.module is not None:
         return source.module
     if source.place is None:
-        reason = {
-            "gguf": "a GGUF file holds weights for llama.cpp, not for PyTorch",
-            "url": "a model behind a URL is read tensor by tensor and never downloaded",
-        }.get(source.kind, "there is no config.json beside the weights that says how to build it")
+        reason = "there is no config.json beside the weights that says how to build it"
+        if source.kind == "url":
+            reason = "a model behind a URL is read tensor by tensor and never downloaded"
+        raise NotLive(source.target, verb, reason)
+    if source.gguf_file and len(source.store.files()) > 1:
+        reason = "transformers runs whole GGUF files; join the parts: llama-gguf-split --merge FIRST_PART WHOLE.gguf"
         raise NotLive(source.target, verb, reason)
     if source.place.startswith("timm:") or "architecture" in source.config:
-        return _load_timm(source, verb, dtype)
+        return _load_timm(source, verb)
     try:
         import transformers
     except ImportError as error:
         raise MissingDependency("transformers", "hf", f"`{verb}`") from error
     register_own_models()
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # its report is read below, where it matters
-    transformers.logging.disable_progress_bar()
     try:
-        model, loaded = transformers.AutoModel.from_pretrained(
-            source.place,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-            local_files_only=source.kind == "folder",
-            ignore_mismatched_sizes=True,  # they are refused below, by name
-            output_loading_info=True,
-        )
+        with _silenced(transformers):
+            if source.offload or (source.offload is None and must_offload(source, source.dtype)):
+                return load_offloaded(source, source.dtype, trust_remote_code=trust_remote_code)
+            model, loaded = _built_by_transformers(source, transformers, trust_remote_code)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise NotLive(source.target, verb, first_line(error)) from error
-    finally:
-        transformers.logging.set_verbosity(verbosity)
     mismatched = [(name, tuple(file), tuple(model)) for name, file, model in loaded["mismatched_keys"]]
     require_complete(source.target, loaded["missing_keys"], mismatched, loaded["unexpected_keys"])
     return model.eval()
+
+
+def _built_by_transformers(
+    source: Source, transformers: Any, trust_remote_code: bool
+) -> tuple[nn.Module, Mapping[str, Any]]:
+    """The model, and the report of what was missing or did not fit, which is read where it matters."""
+    if is_made_by_us(source):
+        return load_from_store(source, source.dtype or torch.float32, trust_remote_code=trust_remote_code)
+    stored = torch.float32 if source.gguf_file else "auto"
+    found: tuple[nn.Module, Mapping[str, Any]] = transformers.AutoModel.from_pretrained(
+        source.place,
+        dtype=source.dtype or stored,
+        trust_remote_code=trust_remote_code,
+        **source.origin(),
+        ignore_mismatched_sizes=True,  # they are refused by our own check, by name
+        output_loading_info=True,
+    )
+    return found
+
+
+@contextmanager
+def _silenced(transformers: Any) -> Iterator[None]:
+    """No log lines and no bars of transformers, whose loading of GGUF draws one whatever it is told."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
 
 
 def register_own_models() -> None:
@@ -62,13 +87,13 @@ def register_own_models() -> None:
     register()
 
 
-def _load_timm(source: Source, verb: str, dtype: torch.dtype) -> nn.Module:
+def _load_timm(source: Source, verb: str) -> nn.Module:
     try:
         import timm
     except ImportError as error:
         raise MissingDependency("timm", "timm", "running a timm model") from error
     try:
-        return _built_by_timm(source, timm).to(dtype).eval()
+        return _built_by_timm(source, timm).to(source.dtype).eval()
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:  # what timm raises of a broken folder
         raise NotLive(source.target, verb, f"timm says {' '.join(str(error).split())[:400]!r}") from error
 

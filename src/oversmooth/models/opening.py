@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from oversmooth.errors import (
@@ -16,14 +17,16 @@ from oversmooth.errors import (
     RemoteUnavailable,
     TargetNotFound,
     UnknownArchitecture,
+    UnknownName,
     first_line,
 )
 from oversmooth.models.config_fields import check_timm_arguments, word
 from oversmooth.models.families import REFUSED
 from oversmooth.models.identify import declared_for, known_model_types
 from oversmooth.models.source import Declaration, Source, Target, archs_of
+from oversmooth.models.stores.adapters import AdaptedStore, Adapter, refuse_learned_prompts
 from oversmooth.models.stores.files import LARGEST_JSON, Folder, LocalFolder, read_small
-from oversmooth.models.stores.gguf import GGUFStore
+from oversmooth.models.stores.gguf import GGUFStore, gguf_parts
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.pickle import PickleStore
 from oversmooth.models.stores.quantised import QuantisedStore, unpacked
@@ -32,9 +35,11 @@ from oversmooth.models.stores.safetensors import SafetensorsStore, read_weight_m
 from oversmooth.models.stores.store import TensorStore
 from oversmooth.results.json_text import json_object
 
+RUN_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 SHARD = re.compile(r"-\d+-of-\d+(?=\.(safetensors|bin)$)")
-GGUF_PART = re.compile(r"-\d{5}-of-(?P<count>\d{5})\.gguf$")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 HF_URL = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?(/(?P<rest>.+))?")
 
@@ -46,22 +51,36 @@ def open_source(
     n_heads: int | None = None,
     n_kv: int | None = None,
     arch: Declaration | None = None,
+    base: str | None = None,
+    dtype: str | None = None,
+    offload: bool | None = None,
 ) -> Source:
     """Opens whatever the user points at, without reading tensors; keywords fill in what a bare file does not say.
 
-    `arch` is a declaration (or several, or a `Discovery`) to use in place of our own.
+    `arch` is a declaration (or several, or a `Discovery`) to use in place of our own. `base` is the model that an adapter's
+    folder was trained on, where its own config does not lead there. `dtype` is what the model is run in (`stored`, float32,
+    bfloat16, float16) and `offload` whether its weights are read block by block while it runs; without a word, weights
+    that do not fit into memory are.
     """
+    if dtype not in (None, "stored", *RUN_DTYPES):
+        raise UnknownName("dtype", dtype, ("stored", *RUN_DTYPES))
     if isinstance(target, Source):
         source = target
     else:
-        source = _open_module(target) if isinstance(target, nn.Module) else _open_path(str(target))
+        source = _open_module(target) if isinstance(target, nn.Module) else _open_path(str(target), base)
     given = {"model_type": model_type, "num_attention_heads": n_heads, "num_key_value_heads": n_kv}
     config = {**source.config, **{key: value for key, value in given.items() if value is not None}}
     if model_type and model_type not in known_model_types() and model_type not in REFUSED:
         raise UnknownArchitecture(model_type, known_model_types())
-    if source.module is None and not isinstance(source.store, QuantisedStore):
+    if source.module is None and not isinstance(source.store, QuantisedStore | AdaptedStore):
         source = replace(source, store=unpacked(source.store, config, source.target, is_in_out=_is_in_out(config)))
-    return replace(source, config=config, archs=source.archs if arch is None else archs_of(arch))
+    return replace(
+        source,
+        config=config,
+        archs=source.archs if arch is None else archs_of(arch),
+        dtype=source.dtype if dtype is None else RUN_DTYPES.get(dtype),
+        offload=source.offload if offload is None else offload,
+    )
 
 
 def _is_in_out(config: Mapping[str, Any]) -> bool:
@@ -71,13 +90,27 @@ def _is_in_out(config: Mapping[str, Any]) -> bool:
 
 def _open_module(module: nn.Module) -> Source:
     module = getattr(module, "_orig_mod", module)  # what was compiled: hooks are seen there
+    refuse_learned_prompts(module)
+    module = _inside_of_wrappers(module)
     store = ModuleStore(module)
     name = getattr(getattr(module, "config", None), "_name_or_path", "") or type(module).__name__
     return Source(target=str(name), kind="module", config=store.config, store=store, module=module)
 
 
-def _open_path(target: str) -> Source:
+def _inside_of_wrappers(module: nn.Module) -> nn.Module:
+    """The Transformer inside of peft's or sentence-transformers' own classes, which is called with plain inputs."""
+    inside: Any = getattr(module, "get_base_model", None)
+    if inside is not None and hasattr(module, "peft_config"):
+        return inside()  # its layers are the adapted ones
+    first = next(iter(module.children()), None)
+    encoder = getattr(first, "auto_model", None)
+    return encoder if isinstance(encoder, nn.Module) else module
+
+
+def _open_path(target: str, base: str | None = None) -> Source:
     path = local_path(target)
+    if path is not None and (path / ADAPTER_CONFIG).is_file():
+        return _open_adapter(LocalFolder(path), target, base)
     if path is not None and path.is_dir():
         return _open_folder(LocalFolder(path), target, place=str(path))
     if path is not None and path.is_file():
@@ -110,14 +143,31 @@ def local_path(target: str) -> Path | None:
     return path
 
 
+def _open_adapter(folder: LocalFolder, target: str, base: str | None) -> Source:
+    """The base model with an adapter's weights in it; nothing of either has been read yet."""
+    config = json_object(read_small(folder, ADAPTER_CONFIG, LARGEST_JSON), f"{folder.label}/{ADAPTER_CONFIG}")
+    where = base or config.get("base_model_name_or_path")
+    if not isinstance(where, str) or not where:
+        raise TargetNotFound(target, [f"the base model in {ADAPTER_CONFIG}, which names none; give it with --base"])
+    name = next((name for name in ADAPTER_FILES if folder.has(name)), None)
+    if name is None:
+        raise NoModelInFolder(folder.label, folder.listing(), [])
+    try:
+        opened = open_source(where)
+    except TargetNotFound as error:
+        raise TargetNotFound(where, [*error.tried, f"as the base of {target}; give another with --base"]) from error
+    store = AdaptedStore(opened.store, _open_store(folder, name), Adapter.of(config, folder.label))
+    return replace(opened, target=target, kind="adapter", store=store)
+
+
 def _open_hub(repo: str, revision: str | None, rest: str, target: str) -> Source:
     cached = cached_hub_folder(repo, revision) if not rest else None
     if cached:
-        return _open_folder(cached, target, place=repo)
+        return replace(_open_folder(cached, target, place=repo), revision=revision)
     subfolder, file = _split_file(rest)
     folder = hub_folder(repo, revision, subfolder)
     source = _open_file(folder, file, target) if file else _open_folder(folder, target, place=repo)
-    return Source(target=target, kind="hub", config=source.config, store=source.store, place=repo)
+    return replace(source, kind="hub", place=None if rest else repo, revision=revision)
 
 
 def _open_url(target: str) -> Source:
@@ -168,7 +218,7 @@ def _open_folder(folder: Folder, target: str, place: str | None) -> Source:
 def _open_file(folder: Folder, name: str, target: str, config: Mapping[str, Any] | None = None) -> Source:
     store = _open_store(folder, name)
     if isinstance(store, GGUFStore):
-        return Source(target=target, kind="gguf", config=store.config, store=store)
+        return Source(target=target, kind="gguf", config=store.config, store=store, place=folder.label, gguf_file=name)
     kind = "pickle" if isinstance(store, PickleStore) else "safetensors"
     config = _read_config(folder) if config is None else config
     is_whole_folder = isinstance(folder, LocalFolder) and config and name in ("model.safetensors", "pytorch_model.bin")
@@ -185,11 +235,8 @@ def _open_store(folder: Folder, name: str) -> TensorStore:
         advice = "Only safetensors can be read by byte ranges; download this one and inspect the local copy."
         raise RemoteUnavailable(f"{folder.label}/{name}", "this format cannot be streamed", advice)
     if name.endswith(".gguf"):
-        if (part := GGUF_PART.search(name)) and int(part["count"]) > 1:
-            found = f"one of {int(part['count'])} parts, which holds some of the layers"
-            advice = "Join the parts first: llama-gguf-split --merge FIRST_PART WHOLE.gguf"
-            raise BrokenFile(f"{folder.label}/{name}", "a whole GGUF file", found, advice)
-        return GGUFStore(folder.path / name)
+        parts = gguf_parts(folder.path / name)
+        return GGUFStore(parts[0] if parts else folder.path / name, parts)
     if name.endswith(".bin.index.json"):
         return PickleStore(folder.path, read_weight_map(folder, name))
     if name.endswith(PICKLES):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from oversmooth.errors import (
@@ -77,8 +78,22 @@ class Source:
     module: nn.Module | None = None
     place: str | None = None
     """Where transformers or timm can load the live model from: a local folder, a hub id or a timm name."""
+    revision: str | None = None
+    """The branch, tag or commit of a hub repository; `None` for its main branch."""
+    gguf_file: str | None = None
+    """The file in that place which holds the model, its config and its tokenizer, where it is a GGUF file."""
+    dtype: torch.dtype | None = None
+    """What the model is run in; `None` for the dtype that its weights are stored in."""
+    offload: bool | None = None
+    """Whether weights are read block by block while it runs; `None` where that depends on the memory."""
     archs: tuple[Arch, ...] = ()
     """Declarations that the user gave, in place of our own."""
+
+    def origin(self) -> dict[str, Any]:
+        """Keywords of `from_pretrained` beside the place, so that what is loaded is what was opened."""
+        options: dict[str, Any] = {"local_files_only": Path(self.place or "").is_dir()}
+        named = {"gguf_file": self.gguf_file, "revision": self.revision}
+        return options | {name: value for name, value in named.items() if value}
 
     @property
     def model_type(self) -> str:

@@ -20,6 +20,7 @@ from oversmooth.models.live import load_model, quiet_eval, run
 from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import Declaration, Stack, Target
+from oversmooth.models.stores.elsewhere import device_of
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.store import ReadLog
 from oversmooth.results import LayerCheck, Verification
@@ -56,7 +57,7 @@ def verify(
     stacks, log = live.stacks(), ReadLog(live.store)
     if inputs is None:
         inputs = known_inputs(model) or next(examples(model, live.config, seed))
-    device = next(model.parameters()).device
+    device = device_of(model)
     batch = {name: value.to(device) for name, value in inputs.items()}
     checks = [check for stack in stacks for check in _prepare(stack, log, generator)]
     with quiet_eval(model), live.store.in_use() as tensors, equal_tokens(tensors, [check.test for check in checks]):

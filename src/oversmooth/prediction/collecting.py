@@ -19,6 +19,7 @@ from oversmooth.measurement.passes import Seen
 from oversmooth.models.hooks.attention_maps import AttentionMaps, Layer, unwatched
 from oversmooth.models.hooks.places import Place, on_stream
 from oversmooth.models.norms import epsilon_of
+from oversmooth.models.offload import is_offloaded
 from oversmooth.models.source import Stack
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.prediction.guarantee import Guarantee, guarantee
@@ -126,7 +127,8 @@ class PredictionObserver:
         epsilon = {role: epsilon_of(self.store.norm(names)) for role, names in block.norms.items()}
         layer = AttentionLayer(weights=stack.weights(position, self.store.read), epsilon=epsilon, dtype=self.dtype)
         made = layer, tuple(Changed.of(change, layer) for change in self.changes)
-        if layer.weights.w_v.numel() * len(stack.names.blocks) * (1 + len(self.changes)) <= KEPT_WEIGHTS:
+        is_kept = not is_offloaded(self.model)
+        if is_kept and layer.weights.w_v.numel() * len(stack.names.blocks) * (1 + len(self.changes)) <= KEPT_WEIGHTS:
             self._layers[key] = made
         return made
 

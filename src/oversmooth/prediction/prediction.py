@@ -87,10 +87,8 @@ def predict(
 
 
 def _result(observer: PredictionObserver, live: LiveModel, *, seed: int, is_partial: bool) -> Prediction:
-    model_dtype, dtype = (
-        str(kind).removeprefix("torch.") for kind in (next(observer.model.parameters()).dtype, observer.dtype)
-    )
-    precision = f"model {model_dtype}, theory {dtype}, eigenvalues float64"
+    dtype = str(observer.dtype).removeprefix("torch.")
+    precision = f"model {live.runs_in()}, theory {dtype}, eigenvalues float64"
     layers = observer.layers()
     depths = tuple(_depth(label, found) for label, found in observer.growth.items())
     by_stack = {stack.label: [layer for layer in layers if layer.stack == stack.label] for stack in live.stacks}

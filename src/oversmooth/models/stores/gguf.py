@@ -1,5 +1,7 @@
 """GGUF files (llama.cpp, Ollama): metadata as a config, and tensors dequantised exactly, one at a time."""
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +25,43 @@ SIZE_KEYS = {
 """GGUF metadata under the architecture's name, and the config key that says the same."""
 PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 """Types stored as numbers; all others are bytes of blocks."""
+PART = re.compile(r"-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
+MOST_PARTS = 1000
 
 
 class GGUFStore:
-    """The tensors of one GGUF file; `config` holds its architecture and sizes under transformers' names."""
+    """The tensors of one GGUF file; `config` holds its architecture and sizes under transformers' names.
 
-    def __init__(self, path: Path):
+    A model that was split has `parts`, in order and with `path` as the first: metadata lie there, tensors in all of them.
+    """
+
+    def __init__(self, path: Path, parts: Sequence[Path] = ()):
         try:
             import gguf  # noqa: F401 - sizes and meaning of its blocks
         except ImportError as error:
             raise MissingDependency("gguf", "gguf", "reading a GGUF file") from error
         self._path = path
-        self._file = LocalFolder(path.parent).open(path.name)
-        header = read_gguf_header(path)
-        self._tensors = header.tensors
+        paths = tuple(parts) or (path,)
+        self._files = [LocalFolder(part.parent).open(part.name) for part in paths]
+        headers = [read_gguf_header(part) for part in paths]
+        self._tensors = {
+            name: (file, tensor)
+            for file, header in zip(self._files, headers, strict=True)
+            for name, tensor in header.tensors.items()
+        }
         self.names = self._tensors.keys()
-        self.config = _config(path, header.metadata)
+        self.config = _config(path, headers[0].metadata)
+        if parts:
+            _require_whole(paths, [header.metadata for header in headers], len(self._tensors))
 
     def read(self, name: str) -> Tensor:
         import numpy as np
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize, quant_shape_to_byte_shape
 
-        tensor = self._tensors[name]
+        file, tensor = self._tensors[name]
         kind = GGMLQuantizationType(tensor.kind)
-        raw = np.frombuffer(self._file.read(tensor.start, tensor.stop), PLAIN.get(kind.name, "u1"))
+        raw = np.frombuffer(file.read(tensor.start, tensor.stop), PLAIN.get(kind.name, "u1"))
         if not raw.size:
             return torch.empty(tensor.shape)
         stored = tensor.shape if kind.name in PLAIN else quant_shape_to_byte_shape(tensor.shape, kind)
@@ -59,7 +73,34 @@ class GGUFStore:
         return torch.from_numpy(values.astype("float32", copy=True)).reshape(tensor.shape)
 
     def files(self) -> tuple[FileFacts, ...]:
-        return (FileFacts(name=self._path.name, size_bytes=self._file.size),)
+        return tuple(FileFacts(name=Path(file.label).name, size_bytes=file.size) for file in self._files)
+
+
+def gguf_parts(path: Path) -> tuple[Path, ...]:
+    """All parts of a split model of which `path` is one, in order; empty for a whole file.
+
+    Raises `BrokenFile` where one of them is not there.
+    """
+    part = PART.search(path.name)
+    if part is None or int(part["count"]) < 2:
+        return ()
+    base, count = path.name[: part.start()], int(part["count"])
+    if count > MOST_PARTS:
+        raise BrokenFile(str(path), f"at most {MOST_PARTS} parts", f"a name that says {count}")
+    parts = tuple(path.with_name(f"{base}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1))
+    absent = [item.name for item in parts if not item.is_file()]
+    if absent:
+        raise BrokenFile(str(path), f"all {count} parts beside it", f"no {absent[0]}", "Download the missing parts.")
+    return parts
+
+
+def _require_whole(paths: Sequence[Path], metadata: Sequence[dict[str, Any]], found: int) -> None:
+    """What each part says of the split must fit the others: its number, their count, and how many tensors there are."""
+    for number, (path, said) in enumerate(zip(paths, metadata, strict=True)):
+        for key, expected in (("split.no", number), ("split.count", len(paths)), ("split.tensors.count", found)):
+            if said.get(key) != expected:
+                told = f"{said.get(key)!r}"
+                raise BrokenFile(str(path), f"metadata {key} = {expected}", told, "Download the parts again.")
 
 
 def _config(path: Path, metadata: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from torch.nn.utils import parametrize
 
 from oversmooth.errors import BrokenFile, RefusedArchitecture
 from oversmooth.models.resolve import TensorNames
+from oversmooth.models.stores.adapters import effective, is_adapted, tensors_of_adapted
+from oversmooth.models.stores.elsewhere import kept_elsewhere
+from oversmooth.models.stores.live_quantised import plain
 from oversmooth.results import FileFacts
 
 TIMM_MODELS = ("VisionTransformer", "VisionTransformerDistilled")
@@ -32,9 +35,12 @@ class ModuleStore:
 
     def read(self, name: str) -> Tensor:
         owner, attribute = self._where[name]
-        tensor = getattr(owner, attribute)
+        tensor = effective(owner, attribute) if is_adapted(owner) else getattr(owner, attribute)
         if tensor.is_meta:
+            tensor = kept_elsewhere(owner, attribute)
+        if tensor is None or tensor.is_meta:
             raise BrokenFile(f"the module's tensor {name!r}", "values", "a tensor on the meta device", "Load it first.")
+        tensor = plain(owner, name, tensor)
         return tensor.detach().cpu() if tensor.device.type == "mps" else tensor.detach()  # MPS has no float64
 
     def module(self, path: str) -> nn.Module:
@@ -62,8 +68,13 @@ class ModuleStore:
 def tensors_of(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     """Tensor name to the module and attribute that hold it."""
     found: dict[str, tuple[nn.Module, str]] = {}
+    adapted: list[str] = []
     for path, owner in module.named_modules(remove_duplicate=False):
-        if ".parametrizations" in f".{path}":
+        if ".parametrizations" in f".{path}" or any(f"{path}.".startswith(f"{outer}.") for outer in adapted):
+            continue
+        if is_adapted(owner):
+            adapted.append(path)
+            found |= {f"{path}.{name}": (owner, name) for name in tensors_of_adapted(owner)}
             continue
         attributes = [name for name, value in owner.named_parameters(recurse=False) if value is not None]
         if parametrize.is_parametrized(owner):

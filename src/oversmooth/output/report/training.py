@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from oversmooth.errors import BrokenFile
@@ -52,7 +52,7 @@ def _point(place: str, line: str) -> Point:
     return point
 
 
-def training_page(path: Path, points: Sequence[Point]) -> Page:
+def training_page(path: PurePath, points: Sequence[Point]) -> Page:
     """One figure per metric, a line per depth or layer, dark to light."""
     metrics: dict[str, dict[tuple[str, int], None]] = {}
     for name in dict.fromkeys(key for point in points for key in point):

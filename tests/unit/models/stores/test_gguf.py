@@ -324,14 +324,6 @@ def test_a_file_without_an_architecture_is_refused(tmp_path):
         osm.inspect(path)
 
 
-def test_one_part_of_a_split_model_is_refused_with_what_joins_them(tmp_path):
-    part = write(tmp_path / "x-00001-of-00002.gguf", "llama", BLOCK, {"head_count": 4}, blocks=1)
-    with pytest.raises(BrokenFile, match=r"(?s)one of 2 parts.*llama-gguf-split --merge"):
-        osm.inspect(part)
-    whole = part.rename(tmp_path / "x-00001-of-00001.gguf")
-    assert osm.inspect(whole).layers
-
-
 # --- headers that lie -----------------------------------------------------------------------------------------------
 
 

@@ -112,3 +112,11 @@ def test_half_precision_scales_give_what_the_library_rounds():
     assert rounded.dtype == torch.bfloat16
     assert torch.equal(found.bfloat16(), rounded)
     assert not torch.equal(found, rounded.float())
+
+
+@pytest.mark.parametrize("name", ["GPTQ 4 bits in order of activations", "AWQ", "float8 in blocks", "bitsandbytes NF4"])
+def test_a_quantised_checkpoint_runs_with_the_weights_that_were_read(name, tmp_path):
+    model = write(tmp_path, FORMATS[name]())
+    batch = [{"input_ids": torch.arange(24).reshape(2, 12) + 3}]
+    assert osm.measure(tmp_path, batch).values == osm.measure(model, batch).values
+    assert osm.verify(tmp_path).passed

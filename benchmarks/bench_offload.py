@@ -1,0 +1,146 @@
+"""Claims for `measure` and `predict` of a LLaMA-like checkpoint of 6 GB in bfloat16 whose weights stay in their file:
+
+1. peak memory below 2 GiB each;
+2. at most 2.5 times as long as reading the file once plus the arithmetic of the pass.
+
+Arithmetic is what the same verb takes in memory on the first two layers of the same checkpoint, per layer, times the number
+of layers. The answer is checked first: on those two layers, numbers with and without offloading agree to 1e-4. The file is
+written here (random numbers of trained scale, the same for every layer but for their size) and deleted at the end; it is
+in the page cache when it is read, as it is after a download, for both sides. Every run is a process of its own, and the
+time of start and imports is left out.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import torch
+
+WIDTH, HEADS, N_KV, D_HEAD, MLP, VOCABULARY, LAYERS = 3072, 24, 8, 128, 8192, 32000, 29
+FEW = 2
+SCALE = 0.02
+SEQUENCES, TOKENS = 4, 32
+PEAK_CLAIM, TIME_CLAIM = 2 * 2**30, 2.5
+CHUNK = 64 * 2**20
+
+
+def shapes(layers: int) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, WIDTH)}
+    for i in range(layers):
+        block = f"model.layers.{i}"
+        found |= {
+            f"{block}.input_layernorm.weight": (WIDTH,),
+            f"{block}.mlp.down_proj.weight": (WIDTH, MLP),
+            f"{block}.mlp.gate_proj.weight": (MLP, WIDTH),
+            f"{block}.mlp.up_proj.weight": (MLP, WIDTH),
+            f"{block}.post_attention_layernorm.weight": (WIDTH,),
+            f"{block}.self_attn.k_proj.weight": (N_KV * D_HEAD, WIDTH),
+            f"{block}.self_attn.o_proj.weight": (WIDTH, HEADS * D_HEAD),
+            f"{block}.self_attn.q_proj.weight": (HEADS * D_HEAD, WIDTH),
+            f"{block}.self_attn.v_proj.weight": (N_KV * D_HEAD, WIDTH),
+        }
+    return found | {"model.norm.weight": (WIDTH,)}
+
+
+def write_checkpoint(folder: Path, layers: int) -> Path:
+    folder.mkdir()
+    sizes = {"hidden_size": WIDTH, "intermediate_size": MLP, "vocab_size": VOCABULARY, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": N_KV, "head_dim": D_HEAD}
+    config = {"model_type": "llama", **sizes, **heads, "dtype": "bfloat16", "max_position_embeddings": 2048}
+    (folder / "config.json").write_text(json.dumps(config))
+    header: dict[str, dict[str, object]] = {}
+    end = 0
+    for name, shape in shapes(layers).items():
+        start, end = end, end + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (start, end)}
+    text = json.dumps(header).encode()
+    drawn: dict[tuple[int, ...], torch.Tensor] = {}
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for number, shape in enumerate(shapes(layers).values()):
+            if shape not in drawn:
+                drawn[shape] = torch.randn(shape)
+            size = 1 + number / 1000
+            tensor = 1 + 0.1 * drawn[shape] * size if len(shape) == 1 else SCALE * size * drawn[shape]
+            file.write(tensor.bfloat16().view(torch.uint8).numpy().data)
+    return folder
+
+
+def run(verb: str, folder: Path, offload: bool) -> None:
+    """One verb in this process; prints its numbers and the seconds that it took."""
+    import oversmooth as osm
+    from oversmooth.models.opening import open_source
+
+    harness.fix()
+    batch = [{"input_ids": torch.randint(3, VOCABULARY, (SEQUENCES, TOKENS))}]
+    target = open_source(folder, offload=offload)
+    start = time.perf_counter()
+    if verb == "measure":
+        numbers = [value.mean for value in osm.measure(target, batch).values]
+    else:
+        found = osm.predict(target, batch, solve=1, heads=False)
+        numbers = [rung.mean for layer in found.layers for rung in layer.rungs]
+    print(json.dumps({"seconds": time.perf_counter() - start, "numbers": numbers}))
+
+
+def timed(verb: str, folder: Path, *, offload: bool) -> tuple[dict[str, Any], int]:
+    text, _, peak = harness.run_measured([sys.executable, __file__, verb, str(folder), str(int(offload))])
+    return json.loads(text.splitlines()[-1]), peak
+
+
+def seconds_of_reading(path: Path) -> float:
+    """Every byte of the file once, through one small buffer."""
+    start, buffer = time.perf_counter(), bytearray(CHUNK)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    harness.fix()
+    with tempfile.TemporaryDirectory(prefix="oversmooth-bench-") as name:
+        few = write_checkpoint(Path(name) / "few", FEW)
+        whole = write_checkpoint(Path(name) / "whole", LAYERS)
+        size = (whole / "model.safetensors").stat().st_size
+        results: dict[str, dict[str, float]] = {}
+        for verb in ("measure", "predict"):
+            in_memory, _ = timed(verb, few, offload=False)
+            read_few, _ = timed(verb, few, offload=True)
+            np.testing.assert_allclose(read_few["numbers"], in_memory["numbers"], rtol=1e-4, atol=1e-5)
+            found, peak = timed(verb, whole, offload=True)
+            reading = seconds_of_reading(whole / "model.safetensors")
+            arithmetic = in_memory["seconds"] / FEW * LAYERS
+            ratio = found["seconds"] / (reading + arithmetic)
+            results[verb] = {
+                "seconds": found["seconds"],
+                "seconds_of_reading": reading,
+                "seconds_of_arithmetic": arithmetic,
+                "ratio": ratio,
+                "peak_bytes": peak,
+            }
+    ratio = max(result["ratio"] for result in results.values())
+    peak = max(result["peak_bytes"] for result in results.values())
+    harness.write(
+        "offload",
+        claim=f"`measure` and `predict` of a {size / 1e9:.0f} GB checkpoint in less than 2 GiB",
+        ours=f"peak {peak / 2**30:.2f} GiB; {results['measure']['seconds']:.0f} and {results['predict']['seconds']:.0f} s",
+        alternative="reading the file once plus the arithmetic of the pass",
+        ratio=ratio,
+        numbers={"file_bytes": size, "sequences": SEQUENCES, "tokens": TOKENS, **results},
+    )
+    print(f"peak {peak / 2**30:.2f} GiB, {ratio:.2f} times reading and arithmetic")
+    assert peak < PEAK_CLAIM, f"peak of {peak / 2**30:.2f} GiB"
+    assert ratio <= TIME_CLAIM, f"claimed {TIME_CLAIM:g}, measured {ratio:.2f}"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4:
+        run(sys.argv[1], Path(sys.argv[2]), bool(int(sys.argv[3])))
+    else:
+        main()
