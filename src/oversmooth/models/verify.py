@@ -17,9 +17,11 @@ from oversmooth.models.discovery.known import known_inputs
 from oversmooth.models.discovery.proof import EqualTokenCheck, equal_tokens
 from oversmooth.models.examples import examples
 from oversmooth.models.live import load_model, quiet_eval, run
+from oversmooth.models.offload import is_offloaded
 from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import Declaration, Stack, Target
+from oversmooth.models.stores.adapters import acting_merged
 from oversmooth.models.stores.elsewhere import device_of
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.store import ReadLog
@@ -51,6 +53,8 @@ def verify(
     for stack in source.stacks() if source.module is None else ():
         stack.weights(0, source.store.read)  # what is refused or contradicts itself is said before anything is loaded
     model = load_model(source, "verify", trust_remote_code=trust_remote_code)
+    if is_offloaded(model):
+        raise NotLive(source.target, "verify", "its weights are read block by block; give --no-offload")
     live = open_source(model, model_type=model_type, arch=arch)
     assert isinstance(live.store, ModuleStore)
     generator = torch.Generator().manual_seed(seed)
@@ -60,7 +64,8 @@ def verify(
     device = device_of(model)
     batch = {name: value.to(device) for name, value in inputs.items()}
     checks = [check for stack in stacks for check in _prepare(stack, log, generator)]
-    with quiet_eval(model), live.store.in_use() as tensors, equal_tokens(tensors, [check.test for check in checks]):
+    tests = [check.test for check in checks]
+    with quiet_eval(model), acting_merged(model), live.store.in_use() as tensors, equal_tokens(tensors, tests):
         run(model, batch)
     if broken := [check for check in checks if not math.isfinite(check.test.error)]:
         what = " ".join(["layer", str(broken[0].index), *([f"of {broken[0].label}"] if broken[0].label else [])])

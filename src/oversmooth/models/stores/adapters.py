@@ -9,7 +9,8 @@ that peft can merge is exact by construction.
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,3 +202,25 @@ def refuse_learned_prompts(module: nn.Module) -> None:
     if getattr(config, "is_prompt_learning", False):
         kind = getattr(config.peft_type, "value", config.peft_type)  # type: ignore[union-attr]
         raise NotSupported(f"A learned prompt ({kind})", "here", "it adds tokens, not weights", "Use its base model.")
+
+
+@contextmanager
+def acting_merged(module: nn.Module) -> Iterator[None]:
+    """Inside, adapted layers act through one merged weight; afterwards everything is as it was, to the last bit."""
+    originals: list[tuple[Any, Any, Tensor]] = []
+    try:
+        for layer in module.modules():
+            if not is_adapted(layer) or is_replaced(layer):
+                continue
+            adapted: Any = layer
+            if not getattr(adapted, "merged", False) and not getattr(adapted, "disable_adapters", False):
+                base = adapted.get_base_layer() if hasattr(adapted, "get_base_layer") else adapted.base_layer
+                originals.append((adapted, base, base.weight.data))
+                base.weight.data = base.weight.data.clone()
+                with torch.no_grad():
+                    adapted.merge()
+        yield
+    finally:
+        for adapted, base, weight in originals:
+            base.weight.data = weight
+            adapted.merged_adapters.clear()
