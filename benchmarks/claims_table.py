@@ -1,11 +1,15 @@
-"""The paper's claims at CPU scale, kept: judgements, numbers and the manifest of every run.
+"""The paper's claims at CPU scale, kept: verdicts, numbers, the manifest of every run, and their table in the README.
 
-python benchmarks/claims_table.py            runs `oversmooth reproduce all`, less than half an hour on two cores
+python benchmarks/claims_table.py            runs `oversmooth reproduce all`, an hour and a half on two quiet cores
 python benchmarks/claims_table.py FOLDER     keeps what such a run left in FOLDER
+python benchmarks/claims_table.py --check    exit 1 where the README differs from what is kept
+python benchmarks/claims_table.py --write    put the table between the markers of the README
 
 Weights, checkpoints and analyses of the runs are not kept: their manifests hold the commands that give the same bits.
 """
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,28 +18,66 @@ from pathlib import Path
 
 import harness
 
+from oversmooth.training.reproduce.claims import CLAIMS
+from oversmooth.training.reproduce.judging import judged
+from oversmooth.training.reproduce.pages import markdown_of, numbers_of
+
 KEPT = harness.RESULTS / "claims"
+README = harness.ROOT / "README.md"
+BLOCK = re.compile(r"(?<=<!-- claims -->\n).*?(?=<!-- /claims -->)", re.DOTALL)
 
 
 def keep(folder: Path) -> None:
-    """Replaces what was kept before."""
+    """Replaces what was kept before; the numbers of the folder are judged again by the code at hand."""
+    observed = {name: found["observed"] for name, found in json.loads((folder / "claims.json").read_text()).items()}
+    claims = [claim for claim in CLAIMS if claim.name in observed]
+    findings = judged(claims, observed)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["judgements"] = {name: finding.verdict.judgement for name, finding in findings.items()}
     shutil.rmtree(KEPT, ignore_errors=True)
-    for name in ("claims.md", "claims.json", "manifest.json"):
-        KEPT.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / name, KEPT / name)
-    for manifest in sorted(folder.glob("runs/*/manifest.json")):
-        place = KEPT / "runs" / manifest.parent.name
-        place.mkdir(parents=True)
-        shutil.copy(manifest, place)
+    KEPT.mkdir(parents=True)
+    (KEPT / "claims.json").write_text(json.dumps(numbers_of(claims, observed, findings), indent=1) + "\n")
+    (KEPT / "claims.md").write_text(markdown_of(claims, findings, manifest["scale"] != "cpu"))
+    (KEPT / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    runs = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("runs/*/manifest.json"))}
+    finished = {name: run for name, run in runs.items() if run["finished"]}
+    lines = [f"{json.dumps(name)}:{json.dumps(run, separators=(',', ':'))}" for name, run in finished.items()]
+    (KEPT / "runs.json").write_text("{" + ",\n".join(lines) + "}\n")
+
+
+def block() -> str:
+    """One row per claim, in the words of the verdicts themselves."""
+    claims = json.loads((KEPT / "claims.json").read_text())
+    manifest = json.loads((KEPT / "manifest.json").read_text())
+    lines = ["| claim | verdict | because |", "|---|---|---|"]
+    for name, found in claims.items():
+        because = found["because"].replace("|", "\\|")
+        lines.append(f"| {found['number']} {name} | {found['judgement']} | {because} |")
+    scale, day = manifest["scale"], manifest["started"][:10]
+    lines += [
+        "",
+        f"Scale: {scale}; run on {day}. [The page](benchmarks/results/claims/claims.md) has protocols and effects.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        keep(Path(sys.argv[1]))
-        return
-    with tempfile.TemporaryDirectory() as name:
-        subprocess.run([sys.executable, "-m", "oversmooth", "reproduce", "all", "--out", name], check=True)
-        keep(Path(name))
+    words = sys.argv[1:]
+    if words in (["--check"], ["--write"]):
+        text = README.read_text()
+        changed, count = BLOCK.subn(lambda _: block(), text)
+        assert count == 1, "the README has one <!-- claims --> ... <!-- /claims --> block"
+        if words == ["--write"]:
+            README.write_text(changed)
+        elif changed != text:
+            sys.exit("The claims in README.md are out of date: run python benchmarks/claims_table.py --write")
+    elif words:
+        keep(Path(words[0]))
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            out = Path(name) / "reproduction"
+            subprocess.run([sys.executable, "-m", "oversmooth", "reproduce", "all", "--out", str(out)], check=True)
+            keep(out)
 
 
 if __name__ == "__main__":

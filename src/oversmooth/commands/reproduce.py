@@ -25,9 +25,15 @@ def reproduce(
     model: Annotated[
         list[str] | None, typer.Option("--model", help="Also survey this pretrained model; repeatable.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds per variant.", min=2)] = 3,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smoke check in minutes: everything runs, nothing converges, no evidence.")
+    ] = False,
+    train: Annotated[
+        bool, typer.Option(help="Train what is missing; without, what rests on missing runs counts as not run.")
+    ] = True,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what a stopped run left in the folder.")] = False,
 ) -> None:
-    """Check the paper's claims: confirmed, refuted or undecided, with the tables that decide."""
+    """Check the paper's claims by protocols that were written before: verdicts, effects with intervals, what they rest on."""
     from oversmooth.errors import UnknownName
     from oversmooth.training.reproduce.claims import chosen
 
@@ -47,8 +53,14 @@ def reproduce(
     from oversmooth.training.reproduce.workshop import Workshop
 
     with stages() as stage:
-        workshop = Workshop(out=out, targets=(*found_models(), *(model or ())), seeds=tuple(range(seeds)), stage=stage)
-        checked = reproduce_(claims, workshop, shlex.join(["oversmooth", *sys.argv[1:]]))
-    for each, finding in checked:
-        typer.echo(f"{each.number} {each.name:16}{finding.judgement:10} {finding.because}")
+        workshop = Workshop(
+            out=out, targets=(*found_models(), *(model or ())), is_quick=quick, trains=train, stage=stage
+        )
+        workshop.require_place(resume)
+        findings = reproduce_(claims, workshop, shlex.join(["oversmooth", *sys.argv[1:]]))
+    if quick:
+        typer.echo("A smoke check: nothing has converged, and no verdict below is evidence.")
+    for each in claims:
+        verdict = findings[each.name].verdict
+        typer.echo(f"{each.number} {each.name}: {verdict.judgement}. {verdict.because}")
     typer.echo(f"page: {(out / 'claims.html').absolute()}\ntable: {(out / 'claims.md').absolute()}")

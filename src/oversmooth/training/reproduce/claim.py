@@ -1,34 +1,87 @@
-"""What a claim is, and what checking it gives."""
+"""What a claim is, what is observed for it, and what that comes to.
+
+A claim is data that was written before anything was run: its statement, the unit that counts, what is compared with what,
+by which margin. Observing it gives plain numbers, which are kept. Judging is a function of these numbers alone, so that
+anybody can judge again.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from oversmooth.training.reproduce.workshop import Wanted, Workshop
+from oversmooth.training.reproduce.experiments import Experiment
+from oversmooth.training.reproduce.statistics import Effect, Outcome
+from oversmooth.training.reproduce.workshop import Row, Workshop
 
-Scale = Literal["cpu", "full"]
-Judgement = Literal["confirmed", "refuted", "undecided"]
-Row = dict[str, Any]
+Judgement = Literal[
+    "confirmed", "refuted", "no difference larger than the margin", "theorem, checked", "undecided", "not run"
+]
+Observations = Mapping[str, Sequence[Row]]
+"""Tables by name, of plain numbers that two runs of the same code repeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """A table that a judgement rests on; it holds nothing that differs between two runs, such as seconds."""
+class Compare:
+    """Two variants on one number, unit by unit."""
 
-    title: str
-    rows: tuple[Row, ...]
+    setting: str
+    metric: str
+    of: str
+    against: str
+    margin: float
+    """A difference below it does not matter."""
+    is_primary: bool = True
+    """Whether the judgement rests on it; Holm's correction is over all of these together."""
+    note: str = ""
+    """What the comparison separates, where it is a control."""
+
+    @property
+    def words(self) -> str:
+        return f"{self.metric.replace('_', ' ')} of {self.of} minus {self.against}, {self.setting}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """What a comparison came to."""
+
+    compare: Compare
+    effect: Effect | None
+    """`None` where fewer than two units have both numbers."""
+    adjusted_p: float | None
+    outcome: Outcome | Literal["not run"]
+
+    def row(self) -> Row:
+        effect = self.effect
+        return {
+            "comparison": self.compare.words,
+            "effect": None if effect is None else round(effect.mean, 4),
+            "interval": "" if effect is None else f"[{effect.low:+.4f}, {effect.high:+.4f}]",
+            "margin": self.compare.margin,
+            "units": 0 if effect is None else effect.units,
+            "p": None if self.adjusted_p is None else round(self.adjusted_p, 4),
+            "outcome": self.outcome,
+            "separates": self.compare.note,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The judgement of one claim and the sentence of numbers that it rests on."""
+
+    judgement: Judgement
+    because: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a check came to."""
+    """A verdict with the tables that a reader needs to check it."""
 
-    judgement: Judgement
-    because: str
-    """The numbers that decided, in one sentence."""
-    evidence: tuple[Evidence, ...]
-    runs: tuple[str, ...] = ()
-    """Folders of the training runs, each with its manifest, relative to the output folder."""
+    verdict: Verdict
+    compared: tuple[Row, ...] = ()
+
+
+Decide = Callable[[Observations, Sequence[Compared], float | None], Verdict]
+"""From what was observed and compared, and the p-value of a test of the claim's own, corrected for all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +90,24 @@ class Claim:
 
     number: int
     name: str
+    written: str
+    """The day on which the protocol was written; it was not changed after a run."""
     statement: str
     """What the paper says, in our words."""
     protocol: str
+    unit: str
     confirmed_if: str
     refuted_if: str
     """Undecided otherwise."""
+    does_not_show: str
     cost: Mapping[str, str]
     """By scale."""
     commands: tuple[str, ...]
     """What `full` scale runs, on a GPU."""
-    needs: Callable[[tuple[int, ...]], Sequence[Wanted]]
-    """The runs that it needs, by seeds; trained together, because they are independent."""
-    check: Callable[[Workshop], Finding]
+    observe: Callable[[Workshop], Observations]
+    decide: Decide
+    own_p: Callable[[Observations], float | None] = lambda observed: None
+    """The p-value of a test of its own, beside its comparisons."""
+    compares: tuple[Compare, ...] = ()
+    needs: tuple[tuple[Experiment, tuple[str, ...]], ...] = ()
+    """Experiments and their variants; trained together, because they are independent."""

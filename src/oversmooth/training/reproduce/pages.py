@@ -1,72 +1,88 @@
-"""Findings as one Markdown table and one HTML page; both are made of the same rows."""
+"""Findings as one Markdown page and one HTML page, to be read in five minutes; both are made of the same rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from oversmooth.output.report.blocks import Block, Items, Page, Section, Strip, StripItem, Words, table_of
-from oversmooth.training.reproduce.claim import Claim, Evidence, Finding
+from oversmooth.training.reproduce.claim import Claim, Finding, Observations
+from oversmooth.training.reproduce.workshop import Row
 
-TONES = {"confirmed": "sharpening", "refuted": "smoothing", "undecided": "undecided"}
+TONES = {
+    "confirmed": "sharpening",
+    "theorem, checked": "sharpening",
+    "refuted": "smoothing",
+    "no difference larger than the margin": "neutral",
+    "undecided": "undecided",
+    "not run": "undecided",
+}
 """Colours of the page, by judgement."""
 SCALED_DOWN = (
-    "A scaled-down check on two CPU cores: small models, embedded data, three seeds. It tests the mechanism, not the "
-    "paper's own numbers; those take the GPU commands that `--scale full` prints."
+    "A scaled-down check on two CPU cores: small models and data, three to five independent runs of each variant. It tests "
+    "the mechanism, not the paper's own numbers; those take the GPU commands that `--scale full` prints."
 )
-Checked = Sequence[tuple[Claim, Finding]]
+SMOKE = (
+    "A smoke check: a few steps of everything, to see that it runs. Nothing has converged, and no verdict on this page says "
+    "anything about the paper."
+)
+RULES = (
+    "Every protocol was written before its run. Clearly: at most 5 in 100 studies without any difference would say so, over "
+    "all primary comparisons together (Holm). No difference larger than the margin is a finding too: both one-sided tests "
+    "at 5%. Intervals are 95%, by Student's t over paired units."
+)
+SHOWN = ("comparison", "effect", "interval", "margin", "units", "outcome", "separates")
+Findings = Mapping[str, Finding]
 
 
-def numbers_of(checked: Checked) -> dict[str, Any]:
+def numbers_of(
+    claims: Sequence[Claim], observed: Mapping[str, Observations], findings: Findings
+) -> dict[str, dict[str, Any]]:
     """Everything that was found and nothing that differs between two runs: the same code and seeds give the same bytes."""
     return {
         claim.name: {
             "number": claim.number,
+            "written": claim.written,
             "statement": claim.statement,
             "protocol": claim.protocol,
-            **asdict(finding),
+            "judgement": findings[claim.name].verdict.judgement,
+            "because": findings[claim.name].verdict.because,
+            "compared": list(findings[claim.name].compared),
+            "observed": {name: list(rows) for name, rows in observed[claim.name].items()},
         }
-        for claim, finding in checked
+        for claim in claims
     }
 
 
-def markdown_of(checked: Checked) -> str:
-    """The summary first, then every claim with its protocol and tables."""
+def markdown_of(claims: Sequence[Claim], findings: Findings, is_quick: bool) -> str:
+    """The summary first, then every claim with its protocol, its comparisons, and what it does not show."""
     files = "Numbers: [claims.json](claims.json). How they came about: [manifest.json](manifest.json)."
-    lines = [
-        "# The paper's claims, checked",
-        "",
-        SCALED_DOWN,
-        "",
-        files,
-        "",
-        "| claim | judgement | because |",
-        "|---|---|---|",
-    ]
-    lines += [f"| {c.number} {c.name} | **{f.judgement}** | {_cell(f.because)} |" for c, f in checked]
-    for claim, finding in checked:
-        lines += ["", f"## {claim.number}. {claim.statement}", "", f"**{finding.judgement}**: {finding.because}.", ""]
-        lines += [f"- Protocol: {claim.protocol}", f"- Confirmed if {claim.confirmed_if}."]
-        lines += [f"- Refuted if {claim.refuted_if}.", "- Undecided otherwise.", f"- Cost: {_cost(claim)}."]
-        if finding.runs:
-            manifests = ", ".join(f"[{run.split('/')[-1]}]({run}/manifest.json)" for run in finding.runs)
-            lines += [f"- Manifests: {manifests}"]
-        for evidence in finding.evidence:
-            lines += ["", *_markdown_table(evidence)]
+    lines = ["# The paper's claims, checked", "", SMOKE if is_quick else SCALED_DOWN, "", RULES, "", files, ""]
+    lines += ["| claim | verdict | because |", "|---|---|---|"]
+    for claim in claims:
+        verdict = findings[claim.name].verdict
+        lines.append(f"| {claim.number} {claim.name} | **{verdict.judgement}** | {_cell(verdict.because)} |")
+    for claim in claims:
+        finding = findings[claim.name]
+        lines += ["", f"## {claim.number}. {claim.statement}", ""]
+        lines += [f"**{finding.verdict.judgement}**: {finding.verdict.because}.", ""]
+        lines += [f"- {fact}" for fact in _facts(claim)]
+        if finding.compared:
+            lines += ["", *_markdown_table(finding.compared)]
     return "\n".join(lines) + "\n"
 
 
-def _markdown_table(evidence: Evidence) -> list[str]:
-    if not evidence.rows:
-        return [f"{evidence.title}: no rows."]
-    names = list(evidence.rows[0])
-    lines = [f"### {evidence.title}", "", "| " + " | ".join(n.replace("_", " ") for n in names) + " |"]
-    lines.append("|" + "---|" * len(names))
-    return lines + ["| " + " | ".join(_cell(row[n]) for n in names) + " |" for row in evidence.rows]
+def _facts(claim: Claim) -> list[str]:
+    return [
+        f"Protocol ({claim.written}): {claim.protocol} Unit: {claim.unit}.",
+        f"Confirmed if {claim.confirmed_if}. Refuted if {claim.refuted_if}. Undecided otherwise.",
+        f"Does not show {claim.does_not_show.rstrip('.')}.",
+        f"Cost: {claim.cost['cpu']} here; {claim.cost['full']} at the paper's scale "
+        f"(`oversmooth reproduce {claim.name} --scale full`).",
+    ]
 
 
-def _cost(claim: Claim) -> str:
-    command = f"`oversmooth reproduce {claim.name} --scale full`"
-    return f"{claim.cost['cpu']} here; {claim.cost['full']} at the paper's scale ({command})"
+def _markdown_table(rows: Sequence[Row]) -> list[str]:
+    lines = ["| " + " | ".join(SHOWN) + " |", "|" + "---|" * len(SHOWN)]
+    return lines + ["| " + " | ".join(_cell(row[name]) for name in SHOWN) + " |" for row in rows]
 
 
 def _plain(text: str) -> str:
@@ -75,38 +91,45 @@ def _plain(text: str) -> str:
 
 
 def _cell(value: object) -> str:
-    return str(value).replace("|", "\\|")
+    return "" if value is None else str(value).replace("|", "\\|")
 
 
-def page_of(checked: Checked, facts: Mapping[str, str]) -> Page:
-    """The judgements at a glance, then a section per claim."""
-    counts = {word: sum(f.judgement == word for _, f in checked) for word in TONES}
+def page_of(claims: Sequence[Claim], findings: Findings, facts: Mapping[str, str], is_quick: bool) -> Page:
+    """The verdicts at a glance, then a section per claim."""
+    verdicts = {claim.name: findings[claim.name].verdict for claim in claims}
+    counts = {word: sum(verdict.judgement == word for verdict in verdicts.values()) for word in TONES}
     words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     strip = Strip(
-        label="Judgements",
+        label="Verdicts",
         items=tuple(
-            StripItem(title=f"{c.number} {c.name}", word=f.judgement, tone=TONES[f.judgement], lines=(f.because,))
-            for c, f in checked
+            StripItem(
+                title=f"{claim.number} {claim.name}",
+                word=verdicts[claim.name].judgement,
+                tone=TONES[verdicts[claim.name].judgement],
+                lines=(verdicts[claim.name].because,),
+            )
+            for claim in claims
         ),
     )
-    first = Section(id="summary", blocks=(Words(text=_plain(SCALED_DOWN), kind="note"), strip))
+    first = Section(
+        id="summary",
+        blocks=(Words(text=SMOKE if is_quick else _plain(SCALED_DOWN), kind="note"), Words(text=RULES), strip),
+    )
+    smoke = "A smoke check, no evidence. " if is_quick else ""
     return Page(
         title="oversmooth: the paper's claims",
         eyebrow="Setting the Record Straight on Transformer Oversmoothing (arXiv 2401.04301)",
-        verdict=f"Of {len(checked)} claim{'s' * (len(checked) != 1)}: {words}.",
+        verdict=f"{smoke}Of {len(claims)} claim{'s' * (len(claims) != 1)}: {words}.",
         facts=tuple(facts.items()),
-        sections=(first, *(_section(claim, finding) for claim, finding in checked)),
+        sections=(first, *(_section(claim, findings[claim.name]) for claim in claims)),
         footer="Made by oversmooth. This page needs no network and sends nothing anywhere.",
     )
 
 
 def _section(claim: Claim, finding: Finding) -> Section:
-    blocks: list[Block] = [Words(text=f"{finding.judgement}: {finding.because}.", mark="observed")]
-    for order, evidence in enumerate(finding.evidence):
-        blocks.append(Words(text=f"{evidence.title}:"))
-        blocks.append(table_of(f"claim-{claim.number}-{order}", evidence.title, evidence.rows))
-    facts = [_plain(claim.protocol), f"Confirmed if {claim.confirmed_if}.", f"Refuted if {claim.refuted_if}."]
-    blocks.append(Items(items=(*facts, "Undecided otherwise.", f"Cost: {_plain(_cost(claim))}.")))
-    if finding.runs:
-        blocks.append(Words(text="Manifests: " + ", ".join(f"{run}/manifest.json" for run in finding.runs)))
+    blocks: list[Block] = [Words(text=f"{finding.verdict.judgement}: {finding.verdict.because}.", mark="observed")]
+    if finding.compared:
+        rows = [{name: row[name] for name in SHOWN} for row in finding.compared]
+        blocks.append(table_of(f"claim-{claim.number}", "Comparisons", rows))
+    blocks.append(Items(items=tuple(_plain(fact) for fact in _facts(claim))))
     return Section(id=f"claim-{claim.number}", title=f"{claim.number}. {claim.statement}", blocks=tuple(blocks))

@@ -1,51 +1,74 @@
-"""`reproduce`: checks claims and writes what was found; nothing is printed here.
+"""`reproduce`: trains what is missing, observes, judges and writes what was found; nothing is printed here.
 
-OUT/claims.md, claims.html   the judgements and the tables that they rest on
-OUT/claims.json              the same as data; two runs of the same code give the same bytes
-OUT/manifest.json            command, seeds, models, versions, hardware, commit, wall time
+OUT/claims.md, claims.html   one page: verdicts, effects with intervals, what each does not show
+OUT/claims.json              protocols, every number that was observed, and the verdicts; two runs of the same code give the
+                             same bytes, and judging the numbers again gives the same verdicts
+OUT/manifest.json            command, models, versions, hardware, commit, wall time
 OUT/runs/                    every training run, with its own manifest
 """
 
 import json
+import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from oversmooth.output.report.render import render
 from oversmooth.output.whole_files import make_folder, write_whole
 from oversmooth.training.recipes.manifest import new_session
-from oversmooth.training.reproduce.claim import Claim, Finding
+from oversmooth.training.reproduce.claim import Claim, Finding, Observations
+from oversmooth.training.reproduce.experiments import runs_of
+from oversmooth.training.reproduce.judging import judged
 from oversmooth.training.reproduce.pages import markdown_of, numbers_of, page_of
+from oversmooth.training.reproduce.tuning import chosen_rates
 from oversmooth.training.reproduce.workshop import Workshop
 
+MODELS_VARIABLE = "OVERSMOOTH_MODELS"
+"""Folders of more pretrained models, for the survey: each folder in it that has a config.json."""
 
-def reproduce(claims: tuple[Claim, ...], workshop: Workshop, command: str = "") -> list[tuple[Claim, Finding]]:
-    """Checks every claim and writes after each, so that a stopped run leaves its part."""
+
+def reproduce(claims: tuple[Claim, ...], workshop: Workshop, command: str = "") -> dict[str, Finding]:
+    """Observes and judges every claim, and writes after each observation, so that a stopped run leaves its part."""
     began = time.perf_counter()
     manifest = _new_manifest(claims, workshop, command)
     make_folder(workshop.out)
     workshop.require_targets()
-    checked: list[tuple[Claim, Finding]] = []
-    workshop.train([wanted for claim in claims for wanted in claim.needs(workshop.seeds)])
+    _train(claims, workshop)
+    observed: dict[str, Observations] = {}
+    findings: dict[str, Finding] = {}
     for claim in claims:
-        checked.append((claim, claim.check(workshop)))
-        manifest["seconds"] = round(time.perf_counter() - began, 1)
-        manifest["judgements"] = {each.name: finding.judgement for each, finding in checked}
-        manifest["models"] = workshop.hashes()
-        _write(workshop.out / "claims.md", markdown_of(checked))
-        _write(workshop.out / "claims.html", render(page_of(checked, _facts(manifest))))
-        _write(workshop.out / "claims.json", json.dumps(numbers_of(checked), indent=1) + "\n")
+        observed[claim.name] = claim.observe(workshop)
+        findings = judged(claims, observed)
+        manifest |= {
+            "seconds": round(time.perf_counter() - began, 1),
+            "judgements": {name: finding.verdict.judgement for name, finding in findings.items()},
+            "models": workshop.hashes(),
+            "rates": workshop.rates,
+        }
+        done = [each for each in claims if each.name in findings]
+        _write(workshop.out / "claims.md", markdown_of(done, findings, workshop.is_quick))
+        _write(workshop.out / "claims.html", render(page_of(done, findings, _facts(manifest), workshop.is_quick)))
+        _write(workshop.out / "claims.json", json.dumps(numbers_of(done, observed, findings), indent=1) + "\n")
         _write(workshop.out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
-    return checked
+    return findings
+
+
+def _train(claims: Sequence[Claim], workshop: Workshop) -> None:
+    """First the runs that choose learning rates, then all others together."""
+    needs = [(each.for_scale(workshop.is_quick), variants) for claim in claims for each, variants in claim.needs]
+    tuned = dict.fromkeys(variant for experiment, variants in needs if experiment.is_tuned for variant in variants)
+    if tuned:
+        workshop.rates = chosen_rates(workshop, tuple(tuned))
+    workshop.train([run for experiment, variants in needs for run in runs_of(experiment, variants, workshop.rates)])
 
 
 def _new_manifest(claims: tuple[Claim, ...], workshop: Workshop, command: str) -> dict[str, Any]:
     found = new_session(from_step=0, processes=1)
     return {
         "command": command,
-        "scale": "cpu",
+        "scale": "quick, a smoke check" if workshop.is_quick else "cpu",
         "claims": [claim.name for claim in claims],
-        "seeds": list(workshop.seeds),
         **found.model_dump(include={"started", "hardware", "versions", "other_than_pinned", "commit"}),
     }
 
@@ -54,7 +77,7 @@ def _facts(manifest: dict[str, Any]) -> dict[str, str]:
     """The line below the title."""
     return {
         "command": manifest["command"],
-        "seeds": ", ".join(map(str, manifest["seeds"])),
+        "scale": manifest["scale"],
         "commit": (manifest["commit"] or "not from a clone")[:12],
         "versions": ", ".join(
             f"{name} {manifest['versions'].get(name, '-')}" for name in ("torch", "transformers", "timm")
@@ -67,7 +90,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def found_models() -> tuple[str, ...]:
-    """Folders of the pretrained models that are installed as packages."""
+    """Folders of pretrained models that are installed as packages, or below the folder that `OVERSMOOTH_MODELS` names."""
     from importlib.util import find_spec
 
     from oversmooth.models.embedded import minilm_folder
@@ -77,4 +100,6 @@ def found_models() -> tuple[str, ...]:
     if spec is not None and spec.submodule_search_locations:
         folder = Path(next(iter(spec.submodule_search_locations))) / "models" / "transformers"
         found += sorted(path for path in folder.glob("*") if (path / "config.json").is_file())
+    if named := os.environ.get(MODELS_VARIABLE):
+        found += sorted(path for path in Path(named).glob("*") if (path / "config.json").is_file())
     return tuple(str(path) for path in found)

@@ -1,171 +1,181 @@
-"""Claims 1 to 4: what pretrained and trained models do, and what their weights say."""
+"""Claims 1 to 4: what pretrained models do, and what their weights say; plain numbers, layer by layer and input by input."""
 
 import math
-from collections import Counter
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from oversmooth.data.batches import Batch, prepare, run_checked
+from oversmooth.measurement.metrics import cosine
+from oversmooth.measurement.passes import LiveModel
+from oversmooth.models.hooks.places import Place, observed, on_stream
+from oversmooth.models.live import quiet_eval
+from oversmooth.models.source import Stack
 from oversmooth.results import Analysis, LayerPrediction
-from oversmooth.training.reproduce.claim import Evidence, Finding, Judgement
-from oversmooth.training.reproduce.training import DIGITS, VARIANTS
+from oversmooth.results.inspection import LayerInspection
+from oversmooth.training.reproduce.claim import Observations, Row
+from oversmooth.training.reproduce.experiments import DEEP, MINI_BERT, POSITIVE, Experiment, runs_of
+from oversmooth.training.reproduce.skips import Removed, why_not, without_skips
+from oversmooth.training.reproduce.trained import training_numbers
 from oversmooth.training.reproduce.workshop import Workshop
 
-AGREEMENT = 0.75
-"""Share of layers whose sign has to be right for "decides"; half of them would be chance."""
+TRAINED = (DEEP, MINI_BERT[-1])
+"""Unconstrained models that were trained here, judged apart from the pretrained ones."""
+REMOVED: tuple[Removed | None, ...] = (None, "attention", "block")
 
 
-def similarity_over_depth(workshop: Workshop) -> Finding:
-    """Claim 1: mean cosine at the embedding and after the last layer."""
+# --- claim 1 --------------------------------------------------------------------------------------------------------
+
+
+def similarity_over_depth(workshop: Workshop) -> Observations:
+    """Mean cosine at the embedding and after the last layer, of every model on every input."""
     rows = []
+    for name, found in workshop.live_models():
+        for order, batch in enumerate(found.batches):
+            first, last = _ends(found.live, batch)
+            rows.append({"model": name, "input": order, "cosine_embedding": first, "cosine_last": last})
+    return {"inputs": rows, "left_out": workshop.left_out()}
+
+
+def _ends(live: LiveModel, batch: Batch) -> tuple[float | None, float | None]:
+    """Mean cosine of one input's tokens at the embedding and where the last block leaves them, in the first stack."""
+    stack = live.stacks[0]
+    seen: dict[int, float | None] = {}
+
+    def observe(place: Place, h: Float[Tensor, "batch token d_model"]) -> None:
+        if place.stack == stack.label:  # places come in order: the last of a depth is what leaves the block
+            found = cosine(h, torch.ones(h.shape[:2], dtype=torch.bool))
+            seen[place.depth] = round(found.values.item(), 6) if found.defined.all() else None
+
+    def wants(name: str, of: Stack) -> bool:
+        return on_stream(name, of.arch.residual) and name != "final_norm"
+
+    with quiet_eval(live.model), observed(live.stacks, live.store, observe, wants) as restart:
+        restart()
+        run_checked(live.model, live.config, prepare(live.model, live.config, batch))
+    return seen[0], seen[max(seen)]
+
+
+# --- claim 2 --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    model: str
+    kind: str
+    analysis: Analysis
+
+
+def dominating_eigenvalue(workshop: Workshop) -> Observations:
+    """Every rung of every layer beside what was measured across its attention; shared weights count once."""
+    rows = []
+    for named in _models(workshop):
+        for layer, passes in _by_weights(named.analysis).items():
+            rungs = [_mean(each.rungs[rung].mean for each in passes) for rung in range(len(passes[0].rungs))]
+            rows.append(
+                {
+                    "model": named.model,
+                    "kind": named.kind,
+                    "layer": layer,
+                    "measured": _mean(each.measured for each in passes),
+                    **{f"rung_{number}": value for number, value in enumerate(rungs)},
+                }
+            )
+    return {"layers": rows, "left_out": workshop.left_out()}
+
+
+def _by_weights(analysis: Analysis) -> dict[str, list[LayerPrediction]]:
+    """The passes of every layer, by the weights that act in them."""
+    found: dict[str, list[LayerPrediction]] = {}
+    for layer in analysis.prediction.layers if analysis.prediction is not None else ():
+        found.setdefault(f"{layer.stack} {layer.layer}".strip(), []).append(layer)
+    return found
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None and math.isfinite(value)]
+    return round(sum(found) / len(found), 6) if found else None
+
+
+def _models(workshop: Workshop) -> Iterator[_Named]:
     for name, analysis in workshop.surveyed():
-        assert analysis.measurement is not None
-        for stack in dict.fromkeys(value.stack for value in analysis.measurement.values):
-            cosine = [p.mean for p in analysis.measurement.curve("cosine", stack=stack) if p.mean is not None]
-            ratio = [p.mean for p in analysis.measurement.curve("hfc_lfc", stack=stack) if p.mean is not None]
-            rises = sum(after > before for before, after in pairwise(cosine))
-            rows.append(
-                {
-                    "model": f"{name} {stack}".strip(),
-                    "cosine_embedding": round(cosine[0], 4),
-                    "cosine_last": round(cosine[-1], 4),
-                    "hfc_lfc_embedding": round(ratio[0], 4),
-                    "hfc_lfc_last": round(ratio[-1], 4),
-                    "layers_that_raise_it": f"{rises} of {len(cosine) - 1}",
-                    "similarity": "rises" if cosine[-1] > cosine[0] else "falls",
-                }
-            )
-    ways = Counter(row["similarity"] for row in rows)
-    judgement: Judgement = "confirmed" if len(ways) == 2 else "undecided"
-    because = f"similarity rises in {ways['rises']} and falls in {ways['falls']} of {len(rows)} stacks"
-    return Finding(
-        judgement=judgement,
-        because=because + ("" if judgement == "confirmed" else "; too few models to say that the other never happens"),
-        evidence=(Evidence(title="Similarity over depth", rows=tuple(rows)),),
-    )
+        yield _Named(name, "pretrained", analysis)
+    for experiment in (each.for_scale(workshop.is_quick) for each in TRAINED):
+        yield from _unconstrained(workshop, experiment)
 
 
-def dominating_eigenvalue(workshop: Workshop) -> Finding:
-    """Claim 2: the sign of rung 0 beside the sign of the measured change, layer by layer."""
-    analyses = _everything(workshop)
-    rows, right, smoothed, total = [], 0, 0, 0
-    for name, analysis in analyses:
-        pairs = [
-            (layer.rungs[0].mean, layer.measured)
-            for layer in _layers(analysis)
-            if layer.rungs[0].mean is not None and layer.measured is not None
-        ]
-        agree = sum((rung < 0) == (measured < 0) for rung, measured in pairs)
-        measured_smoothing = sum(measured < 0 for _, measured in pairs)
-        heads = [head for layer in _layers(analysis) for head in layer.heads]
-        rows.append(
-            {
-                "model": name,
-                "layers": len(pairs),
-                "sign_right": agree,
-                "measured_smoothing": measured_smoothing,
-                **{
-                    f"predicted_{word}": sum(layer.regime == word for layer in _layers(analysis))
-                    for word in ("smoothing", "sharpening")
-                },
-                "heads_smoothing": sum(head.smoothing_share > 0.5 for head in heads),
-                "heads": len(heads),
-            }
-        )
-        right, smoothed, total = right + agree, smoothed + measured_smoothing, total + len(pairs)
-    share, constant = right / total, max(smoothed, total - smoothed)
-    decides = share >= AGREEMENT and right > constant
-    judgement: Judgement = "confirmed" if decides else "refuted" if share <= 0.5 else "undecided"
-    rungs = tuple(_agreement_by_rung(analyses))
-    return Finding(
-        judgement=judgement,
-        because=f"the sign of the dominating eigenvalue is that of the measured change in {right} of {total} layers; "
-        f"one answer for all layers would be right in {constant}",
-        evidence=(
-            Evidence(title="Dominating eigenvalue beside the measurement", rows=tuple(rows)),
-            Evidence(title="The same on every rung of the ladder", rows=rungs),
-        ),
-        runs=_digits_folders(workshop),
-    )
+def _unconstrained(workshop: Workshop, experiment: Experiment) -> Iterator[_Named]:
+    for wanted in workshop.there(runs_of(experiment, ("vanilla",), workshop.rates)):
+        run = workshop.trained(wanted)
+        yield _Named(f"{experiment.name} {wanted.seed}", "trained", run.analysis)
 
 
-def without_skip(workshop: Workshop) -> Finding:
-    """Claim 3: every layer with its skip connection taken away, at measured attention."""
-    rows = [_changed_regimes(name, analysis, "no_skip") for name, analysis in _everything(workshop)]
-    counts = Counter[str]()
-    for row in rows:
-        counts.update({word: row[word] for word in ("smoothing", "sharpening", "neutral", "undecided")})
-    judgement: Judgement = (
-        "refuted" if counts["sharpening"] or counts["neutral"] else "undecided" if counts["undecided"] else "confirmed"
-    )
-    return Finding(
-        judgement=judgement,
-        because=f"without the skip connection {counts['smoothing']} of {sum(counts.values())} layers smooth",
-        evidence=(Evidence(title="Regimes without the skip connection", rows=tuple(rows)),),
-        runs=_digits_folders(workshop),
-    )
+# --- claim 3 --------------------------------------------------------------------------------------------------------
 
 
-def sign_of_norms(workshop: Workshop) -> Finding:
-    """Claim 4: every pre-norm layer with the signs of its norm weights flipped."""
+def without_skip(workshop: Workshop) -> Observations:
+    """The theorem's operator without its skip, layer by layer; and real forward passes without skips, model by model."""
+    computed = []
+    for named in _models(workshop):
+        for layer, passes in _by_weights(named.analysis).items():
+            for each in passes:
+                changed = [found for found in each.what_ifs if found.name == "no_skip" and not found.not_applicable]
+                computed += [{"model": named.model, "layer": layer, "regime": found.regime} for found in changed]
+    passes_rows: list[Row] = []
+    refused: list[Row] = []
+    for name, model in workshop.live_models():
+        if reason := why_not(model.live.stacks):
+            refused.append({"model": name, "reason": reason})
+            continue
+        for order, batch in enumerate(model.batches[:4]):
+            for removed in REMOVED:
+                last = _last_cosine(model.live, batch, removed)
+                passes_rows.append({"model": name, "input": order, "removed": removed or "none", "cosine_last": last})
+    return {"computed": computed, "passes": passes_rows, "left_out": [*workshop.left_out(), *refused]}
+
+
+def _last_cosine(live: LiveModel, batch: Batch, removed: Removed | None) -> float | None:
+    """After the last layer; `None` where nothing finite is left of the features."""
+    if removed is None:
+        return _ends(live, batch)[1]
+    with without_skips(live.stacks, live.store, removed):
+        return _ends(live, batch)[1]
+
+
+# --- claim 4 --------------------------------------------------------------------------------------------------------
+
+
+def sign_of_norms(workshop: Workshop) -> Observations:
+    """Negative norm weights that are there, and the exponent of each layer with them turned positive."""
     rows = []
-    moved = flipped = total = 0
-    for name, analysis in _everything(workshop):
-        for layer in _layers(analysis):
-            change = next(c for c in layer.what_ifs if c.name == "flip_norms")
-            if change.not_applicable or change.rho_ac is None or change.rho_dc is None or layer.rungs[0].mean is None:
+    for named in _models(workshop):
+        negative = {f"{each.stack} {each.layer}".strip(): each for each in named.analysis.inspection.layers}
+        for layer, passes in _by_weights(named.analysis).items():
+            change = next(each for each in passes[0].what_ifs if each.name == "positive_norms")
+            if change.not_applicable or passes[0].rungs[0].mean is None:
                 continue
-            exponent = math.log(change.rho_ac) - math.log(change.rho_dc)
-            total += 1
-            moved += abs(exponent - layer.rungs[0].mean) > 1e-3
-            flipped += change.regime != layer.regime
             rows.append(
                 {
-                    "model": name,
-                    "layer": layer.layer,
-                    "exponent": round(layer.rungs[0].mean, 4),
-                    "flipped": round(exponent, 4),
-                    "regime": layer.regime,
-                    "regime_flipped": change.regime,
+                    "model": named.model,
+                    "kind": named.kind,
+                    "layer": layer,
+                    "negative_share": _negative_share(negative[layer]),
+                    "exponent": round(passes[0].rungs[0].mean, 6),
+                    "exponent_positive": _exponent(change.rho_ac, change.rho_dc),
+                    "regime": passes[0].regime,
+                    "regime_positive": change.regime,
                 }
             )
-    judgement: Judgement = "undecided" if not total else "confirmed" if flipped else "undecided" if moved else "refuted"
-    return Finding(
-        judgement=judgement,
-        because=f"flipping signs moves the exponent of {moved} of {total} pre-norm layers and the regime of {flipped}",
-        evidence=(Evidence(title="Flipped signs of the norm weights", rows=tuple(rows)),),
-        runs=_digits_folders(workshop),
-    )
+    return {"layers": rows, "trained": training_numbers(workshop, ((POSITIVE, ("sharpen",)), (DEEP, ("sharpen",))))}
 
 
-def _layers(analysis: Analysis) -> tuple[LayerPrediction, ...]:
-    return analysis.prediction.layers if analysis.prediction is not None else ()
+def _negative_share(layer: LayerInspection) -> float:
+    norms = [norm for norm in layer.norms if norm.role == "attn_norm"]
+    return round(norms[0].negative_share, 6) if norms else 0.0
 
 
-def _digits(workshop: Workshop) -> Iterator[tuple[str, Analysis]]:
-    """Models trained on digits, one of each variant."""
-    for variant in VARIANTS:
-        yield f"digits {variant}", workshop.trained(DIGITS.wanted(variant, workshop.seeds[0])).analysis
-
-
-def _digits_folders(workshop: Workshop) -> tuple[str, ...]:
-    return tuple(DIGITS.wanted(variant, workshop.seeds[0]).folder for variant in VARIANTS)
-
-
-def _everything(workshop: Workshop) -> list[tuple[str, Analysis]]:
-    return [*workshop.surveyed(), *_digits(workshop)]
-
-
-def _changed_regimes(name: str, analysis: Analysis, change: str) -> dict[str, object]:
-    found = [next(c for c in layer.what_ifs if c.name == change) for layer in _layers(analysis)]
-    words = Counter(c.regime for c in found if not c.not_applicable)
-    regimes = {word: words[word] for word in ("smoothing", "sharpening", "neutral")}
-    return {"model": name, **regimes, "undecided": sum(words.values()) - sum(regimes.values())}
-
-
-def _agreement_by_rung(analyses: list[tuple[str, Analysis]]) -> Iterator[dict[str, object]]:
-    layers = [layer for _, analysis in analyses for layer in _layers(analysis) if layer.measured is not None]
-    for rung in range(6):
-        pairs = [(layer.rungs[rung].mean, layer.measured) for layer in layers]
-        known = [(value, measured) for value, measured in pairs if value is not None and measured is not None]
-        right = sum((value < 0) == (measured < 0) for value, measured in known)
-        yield {"rung": f"{rung} {layers[0].rungs[rung].name}", "sign_right": right, "layers": len(known)}
+def _exponent(rho_ac: float | None, rho_dc: float | None) -> float | None:
+    return None if not rho_ac or not rho_dc else round(math.log(rho_ac) - math.log(rho_dc), 6)

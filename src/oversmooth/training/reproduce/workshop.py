@@ -1,26 +1,47 @@
 """Where checks get their analyses and runs from; what several claims need is made once, and kept on the disk.
 
-Every run is an `oversmooth train` of its own on one thread, as many at once as there are cores: the command in its
-manifest gives the same weights. A run that is there is not trained again and one that was killed goes on from its last
+Every run is what `oversmooth train` does, on one thread, as many at once as there are cores: the command in its manifest
+gives the same weights. A run that is there is not trained again and one that was killed goes on from its last
 checkpoint, so that `reproduce` can be stopped and started at any time.
 """
 
 import json
 import os
 import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from oversmooth.analysis import Stage, analyze
-from oversmooth.errors import RunFailed
+from oversmooth.data.batches import Batch
+from oversmooth.data.reading import Reading
+from oversmooth.errors import NotLive, OversmoothError, RunFailed, UnknownTokens, WrongBatch
+from oversmooth.measurement.passes import LiveModel, open_live
 from oversmooth.models.opening import open_source
-from oversmooth.output.whole_files import make_folder
-from oversmooth.results import Analysis, no_progress
+from oversmooth.output.whole_files import make_folder, require_free
+from oversmooth.results import Analysis, Progress, no_progress
 from oversmooth.training.recipes.manifest import Manifest, read_manifest
+from oversmooth.training.recipes.runner import RunRequest
+from oversmooth.training.recipes.train import train
+
+Row = dict[str, Any]
+INPUTS = 16
+"""Inputs of every pretrained model."""
+MOST_UNKNOWN = 0.05
+"""Share of unknown tokens above which a model is left out: what happens to them says nothing about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurveyedModel:
+    """A pretrained model that runs, and inputs of its own kind, one per batch."""
+
+    live: LiveModel
+    batches: tuple[Batch, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +54,12 @@ class Wanted:
     fraction: float = 1.0
     overrides: tuple[str, ...] = ()
     label: str = ""
-    """Says what the overrides are for, in the name of its folder."""
+    """Names the condition, in the name of its folder; without it the recipe does."""
 
     @property
     def folder(self) -> str:
         """Relative to the output folder."""
-        parts = [self.recipe, self.label, self.variant, f"seed{self.seed}"]
-        return "runs/" + "-".join(part for part in parts if part)
+        return f"runs/{self.label or self.recipe}-{self.variant}-seed{self.seed}"
 
     def arguments(self, out: Path) -> list[str]:
         """Of `oversmooth`."""
@@ -52,11 +72,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A finished run: its results and the analysis of its model."""
+    """A finished run: its results, the analysis of its model, and what was evaluated on the way."""
 
     folder: str
     manifest: Manifest
     analysis: Analysis
+    evaluations: Mapping[float, Mapping[str, float]] = field(default_factory=dict)
+    """By epoch."""
 
     def last(self, metric: str) -> float:
         """A metric after the last layer."""
@@ -65,18 +87,43 @@ class Trained:
         assert mean is not None, f"{metric} has a value"
         return mean
 
+    def attention_changes(self) -> list[float]:
+        """What attention did to `log(HFC/LFC)`, layer by layer; below 0 it smoothed."""
+        assert self.analysis.prediction is not None, "a trained model can be run"
+        return [layer.measured for layer in self.analysis.prediction.layers if layer.measured is not None]
 
-def run_command(arguments: Sequence[str]) -> None:
-    """`oversmooth` with these arguments, in a process of its own on one thread."""
-    done = subprocess.run(
-        [sys.executable, "-m", "oversmooth", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+
+def train_one(wanted: Wanted, out: Path) -> str | None:
+    """One run, in this process on one thread; what went wrong, if something did."""
+    torch.set_num_threads(1)
+    request = RunRequest(
+        name=wanted.recipe,
+        out=out / wanted.folder,
+        variant=wanted.variant,
+        seed=wanted.seed,
+        fraction=wanted.fraction,
+        overrides=wanted.overrides,
+        resume=True,
+        command=shlex.join(["oversmooth", *wanted.arguments(Path())]),
     )
-    if done.returncode:
-        raise RunFailed(shlex.join(["oversmooth", *arguments]), (done.stderr.strip().splitlines() or ["nothing"])[-1])
+    try:
+        train(request)
+    except OversmoothError as error:
+        return str(error)
+    return None
+
+
+def train_all(wanted: Sequence[Wanted], out: Path, progress: Progress) -> None:
+    """Every run on one thread, as many at once as there are cores, in processes that stay for the runs that follow."""
+    pool = ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn"))
+    try:
+        waiting = {pool.submit(train_one, each, out): each for each in wanted}
+        for done, future in enumerate(as_completed(waiting), 1):
+            if (words := future.result()) is not None:
+                raise RunFailed(shlex.join(["oversmooth", *waiting[future].arguments(out)]), words.splitlines()[0])
+            progress(done, len(wanted))
+    finally:
+        pool.shutdown(cancel_futures=True)  # what is under way ends first, and is not lost
 
 
 @dataclass
@@ -86,21 +133,49 @@ class Workshop:
     out: Path
     targets: tuple[str, ...]
     """Pretrained models, for the survey."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    command: Callable[[Sequence[str]], None] = run_command
+    is_quick: bool = False
+    """A smoke check: everything runs, nothing converges."""
+    trains: bool = True
+    """Whether runs that are missing are trained; otherwise what rests on them counts as not run."""
+    rates: dict[str, float] = field(default_factory=dict)
+    """The learning rate that each variant chose."""
+    validation: dict[str, float] = field(default_factory=dict)
+    """Validation accuracy of every variant at every rate."""
+    train_all: Callable[[Sequence[Wanted], Path, Progress], None] = train_all
     stage: Stage = lambda name: no_progress
     _analyses: dict[str, Analysis] = field(default_factory=dict)
+    _live: dict[str, tuple[SurveyedModel | None, str]] = field(default_factory=dict)
     _trained: dict[Wanted, Trained] = field(default_factory=dict)
 
     def surveyed(self) -> list[tuple[str, Analysis]]:
-        """Every pretrained model by a short name, analysed once."""
-        return [(short_name(target), self._analysed(target)) for target in self.targets]
+        """Every usable pretrained model by a short name, analysed once."""
+        return [(short_name(target), self._analysed(target)) for target in self.targets if self._opened(target)[0]]
+
+    def live_models(self) -> list[tuple[str, SurveyedModel]]:
+        """Every usable pretrained model by a short name, ready to run on inputs of its own kind."""
+        found = [(short_name(target), self._opened(target)[0]) for target in self.targets]
+        return [(name, live) for name, live in found if live is not None]
+
+    def left_out(self) -> list[Row]:
+        """Models that are not surveyed, and why."""
+        reasons = [(short_name(target), self._opened(target)[1]) for target in self.targets]
+        return [{"model": name, "reason": reason} for name, reason in reasons if reason]
+
+    def _opened(self, target: str) -> tuple[SurveyedModel | None, str]:
+        if target not in self._live:
+            self._live[target] = _open(target)
+        return self._live[target]
 
     def _analysed(self, target: str) -> Analysis:
         if target not in self._analyses:
             self.stage(f"Analysing {short_name(target)}")
-            self._analyses[target] = analyze(target, max_samples=8, solve=2)
+            self._analyses[target] = analyze(target, max_samples=8, solve=2, what_ifs=("no_skip", "positive_norms"))
         return self._analyses[target]
+
+    def require_place(self, resume: bool) -> None:
+        """Refuses a folder that holds something, unless a stopped run shall go on there."""
+        if not resume:
+            require_free(self.out)
 
     def require_targets(self) -> None:
         """Refuses a model that is not there or not declared, before anything is trained."""
@@ -116,13 +191,14 @@ class Workshop:
     def train(self, wanted: Sequence[Wanted]) -> None:
         """Trains what is not there yet."""
         missing = [each for each in dict.fromkeys(wanted) if not self._is_finished(each)]
-        if not missing:
+        if not missing or not self.trains:
             return
         make_folder(self.out / "runs")
-        progress = self.stage("Training")
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for done, _ in enumerate(pool.map(lambda each: self.command(each.arguments(self.out)), missing), 1):
-                progress(done, len(missing))
+        self.train_all(missing, self.out, self.stage("Training"))
+
+    def there(self, wanted: Sequence[Wanted]) -> list[Wanted]:
+        """Those that are finished, or will be as soon as they are asked for."""
+        return [each for each in wanted if self.trains or self._is_finished(each)]
 
     def _is_finished(self, wanted: Wanted) -> bool:
         manifest = read_manifest(self.out / wanted.folder)
@@ -140,7 +216,38 @@ class Workshop:
         manifest = read_manifest(folder)
         assert manifest is not None, "a finished run has one"
         saved = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
-        return Trained(folder=wanted.folder, manifest=manifest, analysis=Analysis.from_dict(saved))
+        return Trained(
+            folder=wanted.folder,
+            manifest=manifest,
+            analysis=Analysis.from_dict(saved),
+            evaluations=_evaluations(folder / "metrics.jsonl"),
+        )
+
+
+def _open(target: str) -> tuple[SurveyedModel | None, str]:
+    """The model, or why it is left out: it cannot be run, or its tokenizer does not know our texts."""
+    reading = Reading(batch_size=1, max_samples=INPUTS)
+    try:
+        live = open_live(target, None, "reproduce", reading=reading, device=None, trust_remote_code=False)
+        batches = tuple(live.data.batches)
+        facts = live.data.facts(sha256="", sequences=len(batches), tokens=0, skipped=0)
+    except (NotLive, WrongBatch, UnknownTokens) as error:
+        return None, str(error).splitlines()[0]
+    if facts.origin == "random ids":
+        return None, "it has no tokenizer, so that it could only be run on random ids"
+    if facts.text is not None and facts.text.unknown_share >= MOST_UNKNOWN:
+        return None, f"its tokenizer does not know {facts.text.unknown_share:.0%} of the tokens of our texts"
+    return SurveyedModel(live=live, batches=batches), ""
+
+
+def _evaluations(metrics: Path) -> dict[float, dict[str, float]]:
+    """What was evaluated during a run, by epoch."""
+    points = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    return {
+        point["epoch"]: {name: value for name, value in point.items() if name.startswith("eval_")}
+        for point in points
+        if "epoch" in point and any(name.startswith("eval_") for name in point)
+    }
 
 
 def short_name(target: str) -> str:

@@ -10,11 +10,11 @@ import numpy
 import pytest
 from PIL import Image
 
-from oversmooth.errors import BadValue, BrokenFile, UnreadableData, UnsafePickle
+from oversmooth.errors import BadRecipe, BadValue, BrokenFile, UnreadableData, UnsafePickle
 from oversmooth.training.recipes.train import load_recipe
 from oversmooth.training.recipes.vision.data import load_splits
 from oversmooth.training.recipes.vision.images import ArrayImages
-from oversmooth.training.recipes.vision.splits import Split, cut_off, share
+from oversmooth.training.recipes.vision.splits import Split, cut_off, fold_out, share
 from tests.cifar_files import cifar_arrays, write_cifar100, write_folder, write_parquet
 
 CLASSES = 4
@@ -78,6 +78,22 @@ def test_validation_is_the_last_of_a_seeded_shuffle_and_watched_instead_of_test(
 def test_a_split_that_leaves_nothing_is_refused(count):
     with pytest.raises(BadValue, match=r"data\.validation_images must be above 0 and below 40"):
         cut_off(labelled(40), count, 0, "data.validation_images")
+
+
+@pytest.mark.parametrize("folds", [2, 3, 5])
+def test_folds_test_every_image_once_and_train_on_all_others(folds):
+    whole = labelled(41)
+    parts = [fold_out(whole, folds, fold, 0) for fold in range(folds)]
+    assert sorted(position for _, tested in parts for position in tested.positions) == whole.positions
+    for rest, tested in parts:
+        assert sorted(rest.positions + tested.positions) == whole.positions
+        assert abs(len(tested) - 41 / folds) < 1
+
+
+@pytest.mark.parametrize("words", [("data.folds=5", "data.fold=5"), ("data.fold=1",), ("data.folds=1",)])
+def test_a_fold_that_is_none_is_refused(words):
+    with pytest.raises(BadRecipe, match=r"data.fold"):
+        load_recipe("digits", words)
 
 
 def test_a_fraction_takes_the_same_share_of_every_class_and_grows_by_adding():

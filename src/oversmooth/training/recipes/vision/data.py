@@ -18,7 +18,7 @@ from oversmooth.errors import BadValue, MissingDependency, UnreadableData
 from oversmooth.training.recipes.vision.cifar_archive import is_cifar, read_cifar
 from oversmooth.training.recipes.vision.images import ArrayImages, FileImages, Images, TableImages
 from oversmooth.training.recipes.vision.settings import Data
-from oversmooth.training.recipes.vision.splits import Split, cut_off, share
+from oversmooth.training.recipes.vision.splits import Split, cut_off, fold_out, share
 
 TEST_NAMES = ("test", "val", "validation")
 IMAGE_COLUMNS = ("img", "image")
@@ -55,6 +55,8 @@ def load_splits(settings: Data, data: str | None, fraction: float) -> Splits:
     train = _whole(source.train)
     if source.test is not None:
         test = _whole(source.test)
+    elif settings.folds:
+        train, test = fold_out(train, settings.folds, settings.fold, settings.split_seed)
     else:
         train, test = cut_off(train, settings.test_images, settings.split_seed, "data.test_images")
     validation = None

@@ -28,12 +28,22 @@ class Data(Section):
     validation_images: Annotated[int, Field(ge=0)] = 0
     """Images taken from training for choices: the last of a seeded shuffle. 0: the test split is watched instead."""
     split_seed: int = 0
+    folds: Annotated[int, Field(ge=0)] = 0
+    """Cuts the images of a source without a test split into so many parts instead; one of them is the test split."""
+    fold: Annotated[int, Field(ge=0)] = 0
+    """Which part is tested on, counted from 0."""
 
     @model_validator(mode="after")
     def _one_number_per_channel(self) -> "Data":
         if not len(self.mean) == len(self.std) == self.channels:
             found = (len(self.mean), len(self.std))
             raise BadValue("The lengths of data.mean and data.std", found, f"{self.channels}, one number per channel")
+        return self
+
+    @model_validator(mode="after")
+    def _the_fold_is_one_of_them(self) -> "Data":
+        if self.folds == 1 or self.fold >= max(1, self.folds):
+            raise BadValue("data.fold", self.fold, f"below data.folds ({self.folds}), of which there are two or more")
         return self
 
 

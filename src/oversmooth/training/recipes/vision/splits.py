@@ -39,6 +39,15 @@ def cut_off(split: Split, count: int, seed: int, what: str) -> tuple[Split, Spli
     return first, last
 
 
+def fold_out(split: Split, folds: int, fold: int, seed: int) -> tuple[Split, Split]:
+    """All but one of `folds` parts of a seeded shuffle, and that part, each in its old order; each image is in one part."""
+    order = numpy.random.default_rng(seed).permutation(len(split))
+    held_out = set(order[fold::folds].tolist())
+    parts = ([i for i in range(len(split)) if i not in held_out], sorted(held_out))
+    rest, tested = (Split(split.images, [split.positions[i] for i in part]) for part in parts)
+    return rest, tested
+
+
 def share(split: Split, fraction: float, seed: int) -> Split:
     """A share of every class, drawn with a seed; smaller shares are parts of larger ones."""
     if fraction == 1:

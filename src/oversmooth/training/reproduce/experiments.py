@@ -1,0 +1,140 @@
+"""The training runs that claims rest on: recipes under conditions, with the units over which variants are paired.
+
+On digits a unit is a fold: its own seed and its own fifth of the images to be tested on, so that five units test every image
+once. On text it is a seed. `quick` is the same with so few steps that nothing has converged: it shows that everything runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from oversmooth.training.reproduce.workshop import Wanted
+
+FOLDS = 5
+RATES = (3e-4, 1e-3, 3e-3)
+"""Learning rates that every variant tries on the validation images of a run of its own."""
+EARLY_EPOCH = 5
+"""When early speed is looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One recipe under one condition."""
+
+    name: str
+    recipe: str
+    units: int
+    fraction: float = 1.0
+    overrides: tuple[str, ...] = ()
+    quick: tuple[str, ...] = ()
+    """More overrides for a smoke check."""
+    is_in_quick: bool = True
+    """Whether a smoke check runs it at all."""
+    is_folded: bool = False
+    is_tuned: bool = False
+    """Whether each variant runs at the learning rate that it chose."""
+
+    def wanted(self, variant: str, unit: int, rate: float | None = None) -> Wanted:
+        overrides = self.overrides
+        if self.is_folded:
+            overrides += (f"data.folds={FOLDS}", f"data.fold={unit}")
+        if rate is not None:
+            overrides += (f"optimizer.learning_rate={rate:g}",)
+        return Wanted(
+            recipe=self.recipe,
+            variant=variant,
+            seed=unit,
+            fraction=self.fraction,
+            overrides=overrides,
+            label=self.name,
+        )
+
+    def for_scale(self, is_quick: bool) -> "Experiment":
+        if not is_quick:
+            return self
+        units = min(2, self.units) if self.is_in_quick else 0
+        return replace(self, overrides=self.overrides + self.quick, units=units)
+
+
+_SMALL = ("model.depth=6", "training.epochs=25", f"watch.evaluate_every={EARLY_EPOCH}", "watch.save_every=25")
+_BRIEF = ("training.epochs=2", "watch.evaluate_every=1", "watch.save_every=2", "training.warmup_epochs=0.5")
+DIGITS = Experiment(
+    name="digits",
+    recipe="digits",
+    units=FOLDS,
+    overrides=(*_SMALL, "watch.monitor_every=25", "evaluation.corruptions=true", "evaluation.corruption_images=60"),
+    quick=(*_BRIEF, "evaluation.corruption_images=10"),
+    is_folded=True,
+    is_tuned=True,
+)
+TENTH = Experiment(
+    name="digits-tenth",
+    recipe="digits",
+    units=FOLDS,
+    fraction=0.1,
+    overrides=(
+        "model.depth=6",
+        "training.epochs=100",
+        "watch.evaluate_every=100",
+        "watch.save_every=100",
+        "watch.monitor_every=100",
+    ),
+    is_in_quick=False,
+    is_folded=True,
+    is_tuned=True,
+)
+DEEP = Experiment(
+    name="digits-12-layers",
+    recipe="digits",
+    units=3,
+    overrides=(
+        "training.epochs=20",
+        f"watch.evaluate_every={EARLY_EPOCH}",
+        "watch.save_every=20",
+        "watch.monitor_every=20",
+    ),
+    quick=_BRIEF,
+    is_folded=True,
+)
+POSITIVE = replace(
+    DEEP,
+    name="digits-12-layers-positive-norms",
+    overrides=(*DEEP.overrides, "variant.positive_norms=true"),
+    is_in_quick=False,
+)
+TUNING = Experiment(
+    name="digits-rates",
+    recipe="digits",
+    units=1,
+    overrides=(*_SMALL, "watch.monitor_every=25", "data.validation_images=288"),
+    quick=("training.epochs=1", "watch.evaluate_every=1", "watch.save_every=1", "training.warmup_epochs=0.5"),
+    is_folded=True,
+)
+
+
+BUDGETS = (150, 300, 600)
+
+
+def mini_bert(steps: int) -> Experiment:
+    watch = (f"watch.{name}={steps}" for name in ("monitor_every", "evaluate_every", "save_every"))
+    return Experiment(
+        name=f"mini-bert-{steps}",
+        recipe="mini-bert",
+        units=3,
+        overrides=(f"training.steps={steps}", *watch),
+        quick=("training.steps=30",),
+        is_in_quick=steps == BUDGETS[-1],
+    )
+
+
+MINI_BERT = tuple(mini_bert(steps) for steps in BUDGETS)
+"""Three budgets: the trend says more than one of them."""
+
+
+def runs_of(experiment: Experiment, variants: Sequence[str], rates: dict[str, float] | None = None) -> list[Wanted]:
+    """Every unit of every variant, each at its own rate where the experiment is tuned."""
+    chosen = rates or {}
+    return [
+        experiment.wanted(variant, unit, chosen.get(variant) if experiment.is_tuned else None)
+        for unit in range(experiment.units)
+        for variant in variants
+    ]

@@ -1,0 +1,56 @@
+"""From kept numbers to verdicts: every judgement is a function of the observations alone, and can be made again."""
+
+from collections.abc import Mapping, Sequence
+
+from oversmooth.training.reproduce.claim import Claim, Compare, Compared, Finding, Observations
+from oversmooth.training.reproduce.statistics import Effect, holm, outcome, paired_effect
+from oversmooth.training.reproduce.workshop import Row
+
+
+def judged(claims: Sequence[Claim], observed: Mapping[str, Observations]) -> dict[str, Finding]:
+    """The finding of every claim that was observed, with Holm's correction over all primary comparisons and tests."""
+    effects = {
+        (claim.name, compare): paired(observed[claim.name].get("runs", ()), compare)
+        for claim in claims
+        if claim.name in observed
+        for compare in claim.compares
+    }
+    own = {claim.name: claim.own_p(observed[claim.name]) for claim in claims if claim.name in observed}
+    primary: dict[object, float] = {
+        key: effect.p for key, effect in effects.items() if effect is not None and key[1].is_primary
+    }
+    primary |= {name: p for name, p in own.items() if p is not None}
+    adjusted = dict(zip(primary, holm(list(primary.values())), strict=True))
+    found = {}
+    for claim in claims:
+        if claim.name not in observed:
+            continue
+        compared = [_compared(claim.name, compare, effects, adjusted) for compare in claim.compares]
+        verdict = claim.decide(observed[claim.name], compared, adjusted.get(claim.name))
+        found[claim.name] = Finding(verdict=verdict, compared=tuple(each.row() for each in compared))
+    return found
+
+
+def _compared(
+    name: str,
+    compare: Compare,
+    effects: Mapping[tuple[str, Compare], Effect | None],
+    adjusted: Mapping[object, float],
+) -> Compared:
+    effect = effects[name, compare]
+    if effect is None:
+        return Compared(compare=compare, effect=None, adjusted_p=None, outcome="not run")
+    p = adjusted.get((name, compare), effect.p)
+    return Compared(compare=compare, effect=effect, adjusted_p=p, outcome=outcome(effect, p, compare.margin))
+
+
+def paired(rows: Sequence[Row], compare: Compare) -> Effect | None:
+    """The effect over units that have both numbers; `None` for fewer than two of them."""
+    values: dict[str, dict[int, float]] = {compare.of: {}, compare.against: {}}
+    for row in rows:
+        value = row.get(compare.metric)
+        if row["setting"] == compare.setting and row["variant"] in values and value is not None:
+            values[row["variant"]][row["unit"]] = value
+    of, against = values[compare.of], values[compare.against]
+    units = sorted(of.keys() & against.keys())
+    return paired_effect([of[unit] for unit in units], [against[unit] for unit in units]) if len(units) > 1 else None

@@ -1,0 +1,120 @@
+"""The rules by which a difference is called clear: one place, small enough to read, simulated under the null in the tests.
+
+A unit is what was made independently: a pretrained model, or a training run with its own seed and test images. Variants are
+compared within units (paired). "Clearly" means that a rule would say so in at most 5 of 100 repetitions of a study in which
+there is no difference; over all comparisons of a study together, by Holm's correction.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+from scipy.special import stdtr, stdtrit
+
+LEVEL = 0.05
+RESAMPLES = 10_000
+EXACT_UP_TO = 14
+"""Most units for which all signs are tried; above it they are drawn."""
+Outcome = Literal["higher", "lower", "no difference larger than the margin", "undecided"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """The mean of paired differences, its 95% interval by Student's t, and the p-value of no difference."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    units: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+
+def paired_effect(a: Sequence[float], b: Sequence[float]) -> Effect:
+    """Of `a - b`; units in the same order on both sides, at least two.
+
+    Differences that are all the same leave no spread to judge by: then p is one, unless one knows better.
+    """
+    assert len(a) == len(b) >= 2, "one value per unit on both sides"
+    difference = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
+    mean, error = float(difference.mean()), float(difference.std(ddof=1)) / len(difference) ** 0.5
+    half = error * _t_quantile(1 - LEVEL / 2, len(difference))
+    p = 2 * float(stdtr(len(difference) - 1, -abs(mean) / error)) if error > 0 else 1.0
+    return Effect(mean=mean, low=mean - half, high=mean + half, p=p, units=len(difference))
+
+
+def is_equivalent(effect: Effect, margin: float) -> bool:
+    """Whether the difference is clearly smaller than the margin: both one-sided tests at 5%, the 90% interval inside it."""
+    half = _half_of_90(effect)
+    return -margin < effect.mean - half and effect.mean + half < margin
+
+
+def is_not_inferior(effect: Effect, margin: float) -> bool:
+    """Whether it is clearly worse by less than the margin: one one-sided test at 5%."""
+    return effect.mean - _half_of_90(effect) > -margin
+
+
+def _half_of_90(effect: Effect) -> float:
+    """Half of the 90% interval, whose ends are those of one-sided tests at 5%."""
+    half = (effect.high - effect.low) / 2
+    return half * _t_quantile(1 - LEVEL, effect.units) / _t_quantile(1 - LEVEL / 2, effect.units)
+
+
+def _t_quantile(p: float, units: int) -> float:
+    return float(stdtrit(units - 1, p))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values for a family of comparisons: the smallest times their number, the next times one less, never falling."""
+    order = np.argsort(p_values, kind="stable")
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, position in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[position]))
+        adjusted[position] = largest
+    return adjusted
+
+
+def outcome(effect: Effect, adjusted_p: float, margin: float) -> Outcome:
+    """What a comparison came to: a clear difference first, then a clear absence of one that matters."""
+    if adjusted_p <= LEVEL:
+        return "higher" if effect.mean > 0 else "lower"
+    return "no difference larger than the margin" if is_equivalent(effect, margin) else "undecided"
+
+
+def sign_flip_p(values: Sequence[float], seed: int = 0) -> float:
+    """p-value of a mean above zero where each value could as well have had the other sign: exact for few units.
+
+    n units give at best 2^-n: fewer than five can never be clear.
+    """
+    found = np.asarray(values, dtype=float)
+    if len(found) <= EXACT_UP_TO:
+        signs = np.array(list(itertools.product((1.0, -1.0), repeat=len(found))))
+    else:
+        drawn = np.random.default_rng(seed).choice((1.0, -1.0), size=(RESAMPLES, len(found)))
+        signs = np.concatenate([np.ones((1, len(found))), drawn])
+    means = signs @ found / len(found)
+    return float((means >= found.mean() - 1e-12).mean())
+
+
+def direction(values: Sequence[float], level: float = 0.01, seed: int = 0) -> tuple[int, float, float]:
+    """1, -1 or 0 where the bootstrap interval of the mean over inputs is above zero, below it, or holds it; and its ends.
+
+    The level is 1%: intervals by percentiles of few values are too narrow for the 5% that "clearly" may be wrong.
+    """
+    found = np.asarray(values, dtype=float)
+    drawn = np.random.default_rng(seed).integers(len(found), size=(RESAMPLES, len(found)))
+    low, high = np.quantile(found[drawn].mean(1), (level / 2, 1 - level / 2))
+    return int(low > 0) - int(high < 0), float(low), float(high)
+
+
+def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Spearman's; `None` where one side does not vary."""
+    if len(a) < 3 or len(set(a)) < 2 or len(set(b)) < 2:
+        return None
+    return float(stats.spearmanr(a, b).statistic)

@@ -1,0 +1,138 @@
+"""Verdicts of claims 1 to 4, from the numbers of the survey."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from oversmooth.training.reproduce.claim import Compared, Observations, Verdict
+from oversmooth.training.reproduce.statistics import LEVEL, direction, rank_correlation, sign_flip_p
+from oversmooth.training.reproduce.workshop import Row
+
+MOST_MODELS = 6
+"""Independently trained models below which a survey cannot refute."""
+EXPONENT_MOVES = 0.01
+
+
+def _by_model(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["model"], []).append(row)
+    return found
+
+
+def similarity(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
+    """Claim 1: each model's direction over its inputs, at a level that all models share."""
+    known = [row for row in observed["inputs"] if None not in (row["cosine_embedding"], row["cosine_last"])]
+    models = _by_model(known)
+    level = LEVEL / max(5, len(models))
+    ways = {
+        name: direction([row["cosine_last"] - row["cosine_embedding"] for row in rows], level)
+        for name, rows in models.items()
+    }
+    up, down = (sum(way == sign for way, _, _ in ways.values()) for sign in (1, -1))
+    count = f"{len(models)} model{'s' * (len(models) != 1)}"
+    words = f"similarity clearly rises in {up} and clearly falls in {down} of {count}"
+    if up and down:
+        return Verdict(judgement="confirmed", because=words)
+    if len(models) >= MOST_MODELS and max(up, down) == len(models):
+        return Verdict(judgement="refuted", because=words)
+    few = f"; fewer than {MOST_MODELS} models cannot refute it" if len(models) < MOST_MODELS else ""
+    return Verdict(judgement="undecided", because=words + few)
+
+
+def advantages(rows: Sequence[Row], rung: str = "rung_0") -> dict[str, float]:
+    """Per model, the share of layers whose sign a rung gets right, minus what the model's own majority would get right."""
+    found = {}
+    for name, layers in _by_model(rows).items():
+        known = [row for row in layers if row.get(rung) is not None and row["measured"] is not None]
+        if known:
+            right = sum((row[rung] < 0) == (row["measured"] < 0) for row in known)
+            smoothing = sum(row["measured"] < 0 for row in known)
+            found[name] = (right - max(smoothing, len(known) - smoothing)) / len(known)
+    return found
+
+
+def correlations(rows: Sequence[Row], rung: str = "rung_0") -> dict[str, float]:
+    """Per model, the rank correlation of a rung with the measurement over layers."""
+    found = {}
+    for name, layers in _by_model(rows).items():
+        known = [row for row in layers if row.get(rung) is not None and row["measured"] is not None]
+        value = rank_correlation([row[rung] for row in known], [row["measured"] for row in known])
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def _pretrained(observed: Observations) -> list[Row]:
+    return [row for row in observed["layers"] if row["kind"] == "pretrained"]
+
+
+def eigenvalue_p(observed: Observations) -> float | None:
+    """Two-sided, by sign flips over pretrained models."""
+    values = list(advantages(_pretrained(observed)).values())
+    if not values:
+        return None
+    return min(1.0, 2 * min(sign_flip_p(values), sign_flip_p([-value for value in values])))
+
+
+def eigenvalue(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
+    """Claim 2: the theorem's sign against each model's own majority."""
+    values = list(advantages(_pretrained(observed)).values())
+    if own_p is None:
+        return Verdict(judgement="not run", because="no pretrained model was at hand")
+    mean = sum(values) / len(values)
+    ranks = list(correlations(_pretrained(observed)).values())
+    rank = f"; rank correlation within models {sum(ranks) / len(ranks):+.2f} on average" if ranks else ""
+    count = f"{len(values)} pretrained model{'s' * (len(values) != 1)}"
+    words = (
+        f"share of layers whose sign the dominating eigenvalue gets right, minus the share that the model's own majority "
+        f"answer gets right: {mean:+.2f} on average over {count} (p = {own_p:.2g}){rank}"
+    )
+    if own_p > LEVEL:
+        return Verdict(judgement="undecided", because=words)
+    return Verdict(judgement="confirmed" if mean > 0 else "refuted", because=words)
+
+
+def skip(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
+    """Claim 3: a theorem about the operator, checked; real passes are reported beside it."""
+    regimes = Counter(row["regime"] for row in observed["computed"])
+    total = sum(regimes.values())
+    alike = {"attention": 0, "block": 0}
+    models = _by_model(observed["passes"])
+    for rows in models.values():
+        for removed in alike:
+            pairs = _pairs(rows, removed)
+            alike[removed] += bool(pairs) and sum(after > before for before, after in pairs) > len(pairs) / 2
+    words = (
+        f"computed without the skip, {regimes['smoothing']} of {total} layers smooth. In real forward passes tokens end "
+        f"more alike without the attention skips in {alike['attention']} of {len(models)} models, without both skips of "
+        f"every block in {alike['block']}"
+    )
+    if not total:
+        return Verdict(judgement="not run", because=words)
+    if regimes["smoothing"] == total:
+        return Verdict(judgement="theorem, checked", because=words)
+    is_open = regimes["smoothing"] + regimes["undecided"] == total
+    return Verdict(judgement="undecided" if is_open else "refuted", because=words)
+
+
+def _pairs(rows: Sequence[Row], removed: str) -> list[tuple[float, float]]:
+    """Last cosine with all skips and with some removed, input by input."""
+    by_input: dict[int, dict[str, float | None]] = {}
+    for row in rows:
+        by_input.setdefault(row["input"], {})[row["removed"]] = row["cosine_last"]
+    pairs = [(found.get("none"), found.get(removed)) for found in by_input.values()]
+    return [(before, after) for before, after in pairs if before is not None and after is not None]
+
+
+def norm_signs(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
+    """Claim 4: turning the negative norm weights that are there positive, in models that nobody constrained."""
+    rows = [row for row in observed["layers"] if row["negative_share"] > 0 and row["exponent_positive"] is not None]
+    changed = sum(row["regime"] != row["regime_positive"] for row in rows)
+    moved = sum(abs(row["exponent"] - row["exponent_positive"]) > EXPONENT_MOVES for row in rows)
+    words = (
+        f"{len(rows)} of {len(observed['layers'])} pre-norm layers have negative norm weights; made positive, they move the "
+        f"exponent of {moved} by more than {EXPONENT_MOVES} and the regime of {changed}"
+    )
+    if not rows:
+        return Verdict(judgement="undecided", because=words)
+    return Verdict(judgement="confirmed" if changed else "undecided" if moved else "refuted", because=words)

@@ -1,0 +1,67 @@
+"""Claims 5 to 8: numbers of training runs, one row per run; nothing is averaged before it is kept."""
+
+from collections.abc import Sequence
+
+from oversmooth.training.reproduce.experiments import (
+    DEEP,
+    DIGITS,
+    EARLY_EPOCH,
+    MINI_BERT,
+    TENTH,
+    Experiment,
+    runs_of,
+)
+from oversmooth.training.reproduce.workshop import Row, Trained, Workshop
+
+CONTROLS = ("free", "matched", "sharpen-start", "smooth-start", "no-identity")
+BASELINES = ("attnscale", "featscale")
+VARIANTS = ("vanilla", "sharpen", "smooth", *CONTROLS)
+FORMS = ("vanilla", "free", "sharpen", "smooth")
+MEASURED = ("sharpen-measured", "smooth-measured")
+Needs = tuple[tuple[Experiment, tuple[str, ...]], ...]
+
+PARAMETRIZATION: Needs = ((DEEP, (*FORMS, *MEASURED)), (MINI_BERT[-1], FORMS))
+VISION: Needs = ((DIGITS, (*VARIANTS, "sharpen-measured")), (TENTH, FORMS), (DEEP, (*FORMS, *MEASURED)))
+LANGUAGE: Needs = tuple((experiment, FORMS) for experiment in MINI_BERT)
+AGAINST: Needs = ((DIGITS, ("sharpen", "smooth", *BASELINES)),)
+
+
+def training_numbers(workshop: Workshop, needs: Sequence[tuple[Experiment, Sequence[str]]]) -> list[Row]:
+    """One row per run: what it scored, and what its attention did."""
+    rows = []
+    for experiment, variants in needs:
+        small = experiment.for_scale(workshop.is_quick)
+        for wanted in workshop.there(runs_of(small, variants, workshop.rates)):
+            numbers = _numbers(workshop.trained(wanted))
+            rows.append({"setting": small.name, "variant": wanted.variant, "unit": wanted.seed, **numbers})
+    return rows
+
+
+def _numbers(run: Trained) -> dict[str, float | None]:
+    results, changes = run.manifest.results, run.attention_changes()
+    found: dict[str, float | None] = {
+        "accuracy": results.get("eval_accuracy"),
+        "corruption_accuracy": results.get("corruption_accuracy"),
+        "early_accuracy": run.evaluations.get(float(EARLY_EPOCH), {}).get("eval_accuracy"),
+        "loss": results.get("eval_loss"),
+        "last_cosine": run.last("cosine"),
+        "attention": sum(changes),
+        "worst_layer": min(changes),
+        "smoothing_layers": float(sum(change < -SMOOTHS for change in changes)),
+    }
+    return {name: None if value is None else round(value, 6) for name, value in found.items()}
+
+
+SMOOTHS = 0.05
+"""A fall of log(HFC/LFC) across an attention layer that counts as smoothing."""
+
+
+def chosen_of_ours(workshop: Workshop) -> str:
+    """Sharpen or smooth, whichever was better on validation images at its best rate."""
+    best = {
+        variant: max(
+            (value for name, value in workshop.validation.items() if name.startswith(f"{variant} at ")), default=0.0
+        )
+        for variant in ("sharpen", "smooth")
+    }
+    return max(best, key=lambda variant: best[variant])

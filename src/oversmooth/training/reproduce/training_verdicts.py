@@ -1,0 +1,109 @@
+"""Verdicts of claims 5 to 8, from the comparisons of training runs."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from oversmooth.training.reproduce.claim import Compared, Judgement, Observations, Verdict
+from oversmooth.training.reproduce.statistics import is_not_inferior
+
+
+def _outcomes(compared: Sequence[Compared], setting: str, metric: str) -> dict[tuple[str, str], str]:
+    return {
+        (each.compare.of, each.compare.against): each.outcome
+        for each in compared
+        if (each.compare.setting, each.compare.metric) == (setting, metric)
+    }
+
+
+def _effects(compared: Sequence[Compared]) -> str:
+    shown = [f"{each.compare.words} {each.effect}" for each in compared if each.compare.is_primary and each.effect]
+    return "; ".join(shown) or "no run has finished"
+
+
+def parametrization(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
+    """Claim 5: attention sharpens more than that of the free form, or less."""
+    expected = {"sharpen": "higher", "smooth": "lower"}
+    opposite = {"sharpen": "lower", "smooth": "higher"}
+    primary = [each for each in compared if each.compare.is_primary]
+    words = f"attention's own change of log(HFC/LFC): {_effects(primary)}"
+    if all(each.outcome == expected[each.compare.of] for each in primary):
+        return Verdict(judgement="confirmed", because=words)
+    if any(each.outcome == opposite[each.compare.of] for each in primary):
+        return Verdict(judgement="refuted", because=words)
+    is_there = any(each.effect for each in primary)
+    return Verdict(judgement="undecided" if is_there else "not run", because=words)
+
+
+def vision(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
+    """Claim 6: in each condition the better of the two against vanilla, and against the free form for the sign itself."""
+    conditions = dict.fromkeys(
+        (each.compare.setting, each.compare.metric) for each in compared if each.compare.is_primary
+    )
+    words: Counter[str] = Counter()
+    for setting, metric in conditions:
+        found = _outcomes(compared, setting, metric)
+        against_vanilla = [found["sharpen", "vanilla"], found["smooth", "vanilla"]]
+        is_better = any(
+            found[variant, "vanilla"] == "higher" and found.get((variant, "free")) == "higher"
+            for variant in ("sharpen", "smooth")
+        )
+        words[_condition(against_vanilla, is_better)] += 1
+    because = ", ".join(f"{word} in {count}" for word, count in words.items()) + f" of {len(conditions)} conditions"
+    because = f"the better of sharpen and smooth, against vanilla and the free form: {because}"
+    return Verdict(judgement=_overall(words, len(conditions)), because=because)
+
+
+def _condition(against_vanilla: Sequence[str], is_better: bool) -> str:
+    if is_better:
+        return "better"
+    if all(each == "lower" for each in against_vanilla):
+        return "worse"
+    if all(each == "no difference larger than the margin" for each in against_vanilla):
+        return "no different"
+    return "not run" if all(each == "not run" for each in against_vanilla) else "undecided"
+
+
+def _overall(words: Mapping[str, int], conditions: int) -> Judgement:
+    judgements: dict[str, Judgement] = {
+        "better": "confirmed",
+        "worse": "refuted",
+        "no different": "no difference larger than the margin",
+        "not run": "not run",
+    }
+    for word, judgement in judgements.items():
+        if words.get(word, 0) == conditions:
+            return judgement
+    return "undecided"
+
+
+def language(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
+    """Claim 7: masked-token loss against vanilla at the largest budget; lower is better."""
+    largest = [each for each in compared if each.compare.is_primary]
+    found = {each.compare.of: each.outcome for each in largest if each.compare.against == "vanilla"}
+    against_free = {each.compare.of: each.outcome for each in largest if each.compare.against == "free"}
+    words = _effects(largest)
+    outcomes = set(found.values())
+    if outcomes == {"not run"}:
+        return Verdict(judgement="not run", because=words)
+    if outcomes == {"higher"}:
+        return Verdict(judgement="confirmed", because=words)
+    if any(found[variant] == "lower" and against_free.get(variant) == "lower" for variant in found):
+        return Verdict(judgement="refuted", because=words)
+    if outcomes == {"no difference larger than the margin"}:
+        return Verdict(judgement="no difference larger than the margin", because=words)
+    return Verdict(judgement="undecided", because=words)
+
+
+def baselines(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
+    """Claim 8: the variant that validation chose is not worse than either baseline by the margin."""
+    ours = observed["chosen"][0]["variant"] if observed.get("chosen") else "sharpen"
+    mine = [each for each in compared if each.compare.of == ours]
+    if not all(each.effect for each in mine):
+        return Verdict(judgement="not run", because="not every run has finished")
+    words = f"{ours} was chosen on validation images: " + "; ".join(
+        f"{each.compare.words} {each.effect}" for each in mine
+    )
+    if any(each.outcome == "lower" for each in mine):
+        return Verdict(judgement="refuted", because=words)
+    enough = all(is_not_inferior(each.effect, each.compare.margin) for each in mine if each.effect is not None)
+    return Verdict(judgement="confirmed" if enough else "undecided", because=words)

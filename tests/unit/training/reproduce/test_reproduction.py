@@ -1,0 +1,230 @@
+"""`reproduce`: protocols are complete, runs are trained once, pages show what was found and nothing else."""
+
+import json
+import shlex
+from types import SimpleNamespace
+
+import pytest
+import torch
+import typer
+
+from oversmooth.cli import app
+from oversmooth.errors import BrokenFile, NotWritable, RunFailed, TargetNotFound, UnknownName
+from oversmooth.models.embedded import minilm_folder
+from oversmooth.output.report.render import render
+from oversmooth.training.recipes.train import load_recipe
+from oversmooth.training.recipes.variants import require_variant
+from oversmooth.training.reproduce import trained, tuning
+from oversmooth.training.reproduce.claim import Finding, Verdict
+from oversmooth.training.reproduce.claims import CLAIMS, chosen
+from oversmooth.training.reproduce.experiments import DEEP, DIGITS, FOLDS, runs_of
+from oversmooth.training.reproduce.pages import SMOKE, markdown_of, page_of
+from oversmooth.training.reproduce.reproduction import reproduce
+from oversmooth.training.reproduce.workshop import INPUTS, Wanted, Workshop, train_one
+
+# --- the table of claims --------------------------------------------------------------------------------------------
+
+
+def test_every_claim_says_what_decides_what_it_costs_and_what_it_does_not_show():
+    assert [claim.number for claim in CLAIMS] == list(range(1, 9))
+    for claim in CLAIMS:
+        assert set(claim.cost) == {"cpu", "full"}
+        assert claim.commands
+        assert claim.confirmed_if != claim.refuted_if
+        assert claim.does_not_show
+        assert claim.written.startswith("20")
+
+
+def every_run(is_quick: bool) -> list[Wanted]:
+    needs = [(each.for_scale(is_quick), variants) for claim in CLAIMS for each, variants in claim.needs]
+    tuned = sorted({variant for each, variants in needs if each.is_tuned for variant in variants})
+    rates = list(tuning.rate_runs(tuned, is_quick).values())
+    return list(dict.fromkeys([*rates, *(run for each, variants in needs for run in runs_of(each, variants))]))
+
+
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_every_run_that_a_claim_needs_has_a_recipe_that_exists(is_quick):
+    needed = every_run(is_quick)
+    assert len({wanted.folder for wanted in needed}) == len(needed), "no two runs share a folder"
+    for recipe, overrides in {(wanted.recipe, wanted.overrides) for wanted in needed}:
+        load_recipe(recipe, overrides)
+    for variant in {wanted.variant for wanted in needed}:
+        require_variant(variant)
+
+
+def test_a_smoke_check_runs_a_fraction_of_everything():
+    assert len(every_run(True)) < len(every_run(False)) / 3
+
+
+def test_every_comparison_is_of_runs_that_are_made():
+    for claim in CLAIMS:
+        made = {(experiment.name, variant) for experiment, variants in claim.needs for variant in variants}
+        for compare in claim.compares:
+            assert {(compare.setting, compare.of), (compare.setting, compare.against)} <= made
+
+
+def test_folds_are_units_and_a_tuned_variant_runs_at_its_own_rate():
+    found = runs_of(DIGITS, ("smooth",), {"smooth": 3e-3})
+    assert [run.seed for run in found] == list(range(FOLDS))
+    assert all({f"data.fold={run.seed}", "optimizer.learning_rate=0.003"} <= set(run.overrides) for run in found)
+    assert not any(
+        "learning_rate" in word for run in runs_of(DEEP, ("smooth",), {"smooth": 3e-3}) for word in run.overrides
+    )
+
+
+class Rated(Workshop):
+    """Runs of which only the validation accuracy is known: it falls with the distance from a rate."""
+
+    def train(self, wanted):
+        self.asked = [each.folder for each in wanted]
+
+    def trained(self, wanted):
+        rate = float(wanted.overrides[-1].partition("=")[2])
+        best = {"sharpen": 1e-3, "smooth": 3e-3}.get(wanted.variant, 3e-4)
+        return SimpleNamespace(manifest=SimpleNamespace(results={"eval_accuracy": 0.9 - abs(rate - best)}))
+
+
+def test_every_variant_gets_the_rate_that_its_validation_images_prefer(tmp_path):
+    workshop = Rated(out=tmp_path, targets=())
+    rates = tuning.chosen_rates(workshop, ("vanilla", "sharpen", "smooth"))
+    assert rates == {"vanilla": 3e-4, "sharpen": 1e-3, "smooth": 3e-3}
+    assert len(workshop.asked) == len(set(workshop.asked)) == 9
+    assert len(workshop.validation) == 9
+    workshop.validation = {"sharpen at 0.001": 0.8, "smooth at 0.001": 0.7, "smooth at 0.003": 0.9}
+    assert trained.chosen_of_ours(workshop) == "smooth"
+
+
+def test_claims_are_chosen_by_name_or_number():
+    assert chosen("3") == chosen("skip") == (CLAIMS[2],)
+    assert chosen("all") == CLAIMS
+    with pytest.raises(UnknownName, match="baselines"):
+        chosen("baseline")
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
+    asked = []
+    wanted = Wanted(recipe="digits", variant="smooth", seed=1, fraction=0.5, overrides=("a.b=1",), label="half")
+    workshop = Workshop(out=tmp_path, targets=(), train_all=lambda wanted, out, progress: asked.extend(wanted))
+    workshop.train([wanted, wanted])
+    folder = str(tmp_path / "runs/half-smooth-seed1")
+    words = "train digits --variant smooth --seed 1 --fraction 0.5 --set a.b=1 --out"
+    assert asked == [wanted]
+    assert wanted.arguments(tmp_path) == [*words.split(), folder, "--resume"]
+    monkeypatch.setattr(Workshop, "_is_finished", lambda self, wanted: True)
+    workshop.train([wanted])
+    assert len(asked) == 1
+
+
+def test_without_training_what_is_missing_counts_as_not_run(tmp_path):
+    workshop = Workshop(out=tmp_path, targets=(), trains=False, train_all=lambda *_: pytest.fail("trained"))
+    findings = reproduce(CLAIMS, workshop)
+    judgements = {name: finding.verdict.judgement for name, finding in findings.items()}
+    assert set(judgements.values()) <= {"not run", "undecided"}
+    assert judgements["vision"] == judgements["language"] == judgements["skip"] == "not run"
+
+
+def test_a_model_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
+    workshop = Workshop(out=tmp_path / "out", targets=("/nowhere",), train_all=lambda *_: pytest.fail("trained"))
+    with pytest.raises(TargetNotFound, match="/nowhere"):
+        reproduce(chosen("eigenvalue"), workshop)
+
+
+def test_a_folder_that_holds_something_is_only_used_to_go_on(tmp_path):
+    (tmp_path / "claims.md").touch()
+    with pytest.raises(NotWritable, match="not empty"):
+        Workshop(out=tmp_path, targets=()).require_place(resume=False)
+    Workshop(out=tmp_path, targets=()).require_place(resume=True)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for place, words in (("file", "it is a file"), ("file/below", "cannot be written")):
+        with pytest.raises(NotWritable, match=words):
+            reproduce(chosen("similarity"), Workshop(out=tmp_path / place, targets=()))
+
+
+def test_a_broken_manifest_is_named(tmp_path):
+    workshop = Workshop(out=tmp_path, targets=())
+    wanted = Wanted(recipe="digits", variant="vanilla", seed=0)
+    (tmp_path / wanted.folder).mkdir(parents=True)
+    (tmp_path / wanted.folder / "manifest.json").write_text("{")
+    with pytest.raises(BrokenFile, match="manifest of a run"):
+        workshop.train([wanted])
+
+
+def test_a_run_that_fails_says_why(tmp_path):
+    wanted = Wanted(recipe="no-such-recipe", variant="vanilla", seed=0)
+    assert "Unknown recipe 'no-such-recipe'" in train_one(wanted, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_in_a_process_of_its_own_names_its_command(tmp_path):
+    wanted = Wanted(recipe="no-such-recipe", variant="vanilla", seed=0)
+    with pytest.raises(RunFailed, match="oversmooth train no-such-recipe"):
+        Workshop(out=tmp_path, targets=()).train([wanted])
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_write_the_same_numbers_beside_what_may_differ(tmp_path):
+    for name in ("one", "two"):
+        workshop = Workshop(out=tmp_path / name, targets=(str(minilm_folder()),), is_quick=True)
+        reproduce(chosen("similarity"), workshop, "oversmooth reproduce 1 --quick")
+    first, second = ((tmp_path / name / "claims.json").read_bytes() for name in ("one", "two"))
+    assert first == second
+    kept = json.loads(first)["similarity"]
+    assert kept["judgement"] == "undecided"
+    assert len(kept["observed"]["inputs"]) == INPUTS
+    manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
+    assert manifest["scale"] == "quick, a smoke check"
+    assert manifest["versions"]["torch"] == torch.__version__
+    assert manifest["judgements"] == {"similarity": "undecided"}
+    assert SMOKE in (tmp_path / "one" / "claims.md").read_text()
+    assert "A smoke check, no evidence." in (tmp_path / "one" / "claims.html").read_text()
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [
+        "claims.html",
+        "claims.json",
+        "claims.md",
+        "manifest.json",
+    ]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_the_commands_of_the_papers_scale_are_understood_by_the_command_line(claim):
+    command_line = typer.main.get_command(app)
+    for words in (shlex.split(command) for command in claim.commands):
+        verb = command_line.commands[words[1]]
+        with verb.make_context(words[1], words[2:]):
+            pass
+
+
+# --- pages ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_pages_show_verdicts_comparisons_and_escape_what_they_are_given():
+    row = {"comparison": "a|b", "effect": 0.5, "interval": "[+0.4, +0.6]", "margin": 0.02, "units": 5, "p": 0.01}
+    finding = Finding(
+        verdict=Verdict(judgement="refuted", because="<script>alert(1)</script> | decided"),
+        compared=(row | {"outcome": "higher", "separates": ""},),
+    )
+    findings = {CLAIMS[0].name: finding}
+    text = markdown_of(CLAIMS[:1], findings, is_quick=False)
+    assert "| 1 similarity | **refuted** |" in text
+    assert "a\\|b" in text
+    assert "Does not show" in text
+    page = render(page_of(CLAIMS[:1], findings, {"command": "oversmooth reproduce 1"}, is_quick=False))
+    assert "Of 1 claim: 1 refuted." in page
+    assert "<script>alert(1)" not in page
+
+
+def test_every_judgement_has_a_colour():
+    from typing import get_args
+
+    from oversmooth.training.reproduce.claim import Judgement
+    from oversmooth.training.reproduce.pages import TONES
+
+    assert set(TONES) == set(get_args(Judgement))

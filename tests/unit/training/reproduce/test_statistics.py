@@ -1,0 +1,131 @@
+"""The rules of judgement: each says "clearly" in at most 5 of 100 studies in which nothing is there to be seen."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from oversmooth.training.reproduce.statistics import (
+    LEVEL,
+    Effect,
+    direction,
+    holm,
+    is_equivalent,
+    is_not_inferior,
+    outcome,
+    paired_effect,
+    rank_correlation,
+    sign_flip_p,
+)
+
+STUDIES = 1000
+SLACK = 1.64 * (LEVEL * (1 - LEVEL) / STUDIES) ** 0.5
+"""Of a share of exactly 5% that is simulated."""
+
+
+def null(units: int, seed: int = 0) -> np.ndarray:
+    """Paired differences without a mean: what pairs share is drawn too, and taken off again by pairing."""
+    source = np.random.default_rng(seed)
+    shared = source.normal(0, 3, (STUDIES, units, 1))
+    pairs = shared + source.normal(0, 1, (STUDIES, units, 2))
+    return pairs[..., 0] - pairs[..., 1]
+
+
+def effect_of(differences: np.ndarray) -> Effect:
+    return paired_effect(differences.tolist(), [0.0] * len(differences))
+
+
+# --- under the null -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("units", [3, 5])
+def test_a_family_of_comparisons_is_clear_somewhere_in_at_most_five_of_a_hundred_studies(units):
+    studies = np.stack([null(units, seed) for seed in range(6)])
+    clear = 0
+    for study in studies.transpose(1, 0, 2)[:600]:
+        effects = [effect_of(found) for found in study]
+        adjusted = holm([effect.p for effect in effects])
+        words = {outcome(effect, p, 1e-9) for effect, p in zip(effects, adjusted, strict=True)}
+        clear += bool(words & {"higher", "lower"})
+    assert clear / 600 <= LEVEL + 1.64 * (LEVEL * (1 - LEVEL) / 600) ** 0.5
+
+
+def test_without_holm_the_family_would_be_clear_far_too_often():
+    """The guard above can fail."""
+    studies = np.stack([null(5, seed) for seed in range(6)])
+    p = stats.ttest_1samp(studies, 0, axis=2).pvalue
+    assert (p.min(0) <= LEVEL).mean() > 0.2
+
+
+@pytest.mark.parametrize("units", [3, 5, 8])
+def test_a_difference_of_the_margin_is_called_smaller_in_at_most_five_of_a_hundred(units):
+    margin = 1.0
+    studies = margin + 0.2 * null(units)
+    wrong = sum(is_equivalent(effect_of(found), margin) for found in studies)
+    assert wrong / STUDIES <= LEVEL + SLACK
+    alike = 0.05 * null(units)
+    assert sum(is_equivalent(effect_of(found), margin) for found in alike) > 0.9 * STUDIES
+
+
+def test_what_is_worse_by_the_margin_is_called_good_enough_in_at_most_five_of_a_hundred():
+    studies = -1.0 + 0.2 * null(5)
+    wrong = sum(is_not_inferior(effect_of(found), 1.0) for found in studies)
+    assert wrong / STUDIES <= LEVEL + SLACK
+
+
+@pytest.mark.parametrize("units", [5, 8])
+def test_sign_flips_are_clear_in_at_most_five_of_a_hundred(units):
+    studies = null(units)
+    assert sum(sign_flip_p(found.tolist()) <= LEVEL for found in studies) / STUDIES <= LEVEL + SLACK
+
+
+@pytest.mark.parametrize("draw", ["normal", "exponential"])
+def test_a_direction_over_inputs_is_clear_in_at_most_five_of_a_hundred(draw):
+    source = np.random.default_rng(0)
+    studies = source.normal(0, 1, (300, 16)) if draw == "normal" else source.exponential(1, (300, 16)) - 1
+    clear = sum(direction(found.tolist())[0] != 0 for found in studies)
+    assert clear / 300 <= LEVEL + 1.64 * (LEVEL * (1 - LEVEL) / 300) ** 0.5
+
+
+# --- closed forms ---------------------------------------------------------------------------------------------------
+
+
+def test_a_paired_effect_is_students_t():
+    a, b = [0.9, 0.8, 0.95, 0.7], [0.85, 0.82, 0.9, 0.66]
+    effect = paired_effect(a, b)
+    expected = stats.ttest_rel(a, b)
+    interval = expected.confidence_interval(0.95)
+    np.testing.assert_allclose([effect.p, effect.low, effect.high], [expected.pvalue, interval.low, interval.high])
+    assert effect.units == 4
+    assert str(effect).startswith("+0.030 [")
+
+
+def test_differences_without_spread_are_never_clear():
+    assert paired_effect([1.0, 2.0], [0.5, 1.5]).p == 1.0
+
+
+def test_holms_correction_is_that_of_the_textbook():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+
+
+def test_a_large_difference_is_clear_a_small_one_is_no_difference_and_a_vague_one_is_undecided():
+    source = np.random.default_rng(1)
+    noise = source.normal(0, 0.002, 5)
+    large, small, vague = (effect_of(values) for values in (0.1 + noise, 0.001 + noise, source.normal(0, 0.1, 5)))
+    assert outcome(large, large.p, 0.02) == "higher"
+    assert outcome(effect_of(-0.1 - noise), large.p, 0.02) == "lower"
+    assert outcome(small, small.p, 0.02) == "no difference larger than the margin"
+    assert outcome(vague, vague.p, 0.02) == "undecided"
+
+
+def test_sign_flips_of_few_units_are_exact_and_of_many_are_drawn():
+    assert sign_flip_p([1.0, 2.0, 3.0]) == 1 / 8
+    assert sign_flip_p([-1.0, -2.0]) == 1.0
+    assert sign_flip_p([1.0] * 20) < 0.001
+    assert sign_flip_p([1.0, -1.0] * 10) > 0.3
+
+
+def test_rank_correlations_are_spearmans():
+    assert rank_correlation([1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 25.0, 90.0]) == pytest.approx(1)
+    assert rank_correlation([1.0, 2.0], [1.0, 2.0]) is None
+    assert rank_correlation([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]) is None
