@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from oversmooth.commands import completion
+
 if TYPE_CHECKING:
     from oversmooth.models.source import Target
 
@@ -13,13 +15,18 @@ TargetArgument = Annotated[
     typer.Argument(
         help="Folder, .safetensors/.bin/.pt/.gguf file, URL, hub id or timm name. Default: the embedded MiniLM.",
         show_default=False,
+        autocompletion=completion.targets,
     ),
 ]
 Base = Annotated[
     str | None, typer.Option(help="The model that an adapter's folder was trained on, where its config names another.")
 ]
 RunDtype = Annotated[
-    str | None, typer.Option(help="What the model runs in: stored (default), float32, bfloat16 or float16.")
+    str | None,
+    typer.Option(
+        help="What the model runs in: stored (default), float32, bfloat16 or float16.",
+        autocompletion=completion.values("dtype"),
+    ),
 ]
 Offload = Annotated[
     bool | None,
@@ -36,7 +43,8 @@ DataOption = Annotated[
     str | None,
     typer.Option(
         help="Text file or folder, image folder, .parquet/.jsonl/.csv table, or NAME:SPLIT of a hub dataset. "
-        "Default: built-in samples."
+        "Default: built-in samples.",
+        autocompletion=completion.targets,
     ),
 ]
 MaxSamples = Annotated[int | None, typer.Option(help="Stop after this many sequences.", min=1)]
