@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := hf,timm,gguf,report,docs,dev
+EXTRAS := hf,timm,lightning,gguf,report,docs,dev
 SOURCES := src tests benchmarks examples docs/hooks
 
 .PHONY: report test test-slow fuzz check format docs public-api bench families chromium constraints clean

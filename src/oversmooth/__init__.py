@@ -7,39 +7,44 @@ osm.discover(model)     # the value path of any module, found by running it
 osm.verify(target)      # does the declaration fit this very model?
 osm.measure(target)     # metrics per layer and sub-block on real inputs, and who changes them
 osm.predict(target)     # exponents, regimes and the ladder of explanation beside the measurement
+osm.gate(target, rules={"max_cosine": 0.95})   # does it keep within limits? for CI
 osm.analyze(target)     # all of it -> Analysis (.save_html() .to_json() .to_pandas())
 osm.sharpen(model), osm.smooth(model), osm.constrain(model, low=..., high=...)   # in place, for training
 osm.apply(model, "attnscale"), osm.unapply(model)   # published interventions by name
 osm.bake(model)         # back to ordinary weights, same outputs
 osm.edit(target, out)   # the same on a checkpoint, without loading the model
 osm.Monitor(model, batches), osm.SmoothingCallback(batches=...)   # the same during training
+
+Names are imported when they are first used (PEP 562): `import oversmooth` and `oversmooth --help` do not wait for torch.
 """
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from oversmooth.environment.torchvision import cure_torchvision_on_import
-from oversmooth.errors import OversmoothError
 
 if TYPE_CHECKING:
     from oversmooth.analysis import analyze
     from oversmooth.control.constrain import bake, constrain, sharpen, smooth
     from oversmooth.control.edit import edit
     from oversmooth.control.interventions import apply, unapply
+    from oversmooth.errors import OversmoothError
+    from oversmooth.measurement.gate import gate
     from oversmooth.measurement.measurement import measure
     from oversmooth.models.discovery.discover import discover
     from oversmooth.models.verify import verify
     from oversmooth.prediction.prediction import predict
-    from oversmooth.results import Analysis, Control, Inspection, Measurement, Prediction, Verification
+    from oversmooth.results import Analysis, Control, GateResult, Inspection, Measurement, Prediction, Verification
     from oversmooth.spectra.inspection import inspect
-    from oversmooth.training.callback import smoothing_callback as SmoothingCallback  # noqa: N812 - it makes one
+    from oversmooth.training.callback import SmoothingCallback
     from oversmooth.training.monitor import Monitor
 
-cure_torchvision_on_import()
-__version__ = metadata.version("oversmooth")
+    __version__: str
+
 __all__ = [
     "Analysis",
     "Control",
+    "GateResult",
     "Inspection",
     "Measurement",
     "Monitor",
@@ -53,6 +58,7 @@ __all__ = [
     "constrain",
     "discover",
     "edit",
+    "gate",
     "inspect",
     "measure",
     "predict",
@@ -62,30 +68,40 @@ __all__ = [
     "verify",
 ]
 
-_RESULTS = ("Analysis", "Control", "Inspection", "Measurement", "Prediction", "Verification")
 _HOMES = {
-    **dict.fromkeys(("bake", "constrain", "sharpen", "smooth"), "oversmooth.control.constrain"),
-    **dict.fromkeys(("apply", "unapply"), "oversmooth.control.interventions"),
-    **dict.fromkeys(_RESULTS, "oversmooth.results"),
+    "OversmoothError": "oversmooth.errors",
+    "SmoothingCallback": "oversmooth.training.callback",
+    "Monitor": "oversmooth.training.monitor",
     "analyze": "oversmooth.analysis",
     "discover": "oversmooth.models.discovery.discover",
     "edit": "oversmooth.control.edit",
+    "gate": "oversmooth.measurement.gate",
     "inspect": "oversmooth.spectra.inspection",
     "measure": "oversmooth.measurement.measurement",
-    "Monitor": "oversmooth.training.monitor",
     "predict": "oversmooth.prediction.prediction",
-    "SmoothingCallback": "oversmooth.training.callback",
     "verify": "oversmooth.models.verify",
+    **dict.fromkeys(("apply", "unapply"), "oversmooth.control.interventions"),
+    **dict.fromkeys(("bake", "constrain", "sharpen", "smooth"), "oversmooth.control.constrain"),
+    **dict.fromkeys(
+        ("Analysis", "Control", "GateResult", "Inspection", "Measurement", "Prediction", "Verification"),
+        "oversmooth.results",
+    ),
 }
-"""Where each public name lives; it is imported when it is first used, so that a command can answer Ctrl-C at once."""
+"""The module of every public name; the test of this table compares it with the imports for type checkers above."""
+
+cure_torchvision_on_import()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("oversmooth")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = import_module(_HOMES[name])
-    return getattr(home, "smoothing_callback" if name == "SmoothingCallback" else name)
+    globals()[name] = getattr(import_module(_HOMES[name]), name)  # asked for once, an ordinary attribute from then on
+    return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *__all__, "__version__"})

@@ -12,7 +12,7 @@ from torch import nn
 
 import oversmooth as osm
 from oversmooth.control.parametrizations import parametrized
-from oversmooth.errors import BadValue, CannotControl, NotSupported, TooManyValueDirections, UnknownName
+from oversmooth.errors import BadValue, CannotControl, ForgottenBake, NotSupported, TooManyValueDirections, UnknownName
 from oversmooth.models.discovery.proof import value_map
 from oversmooth.models.live import run
 from oversmooth.models.opening import open_source
@@ -320,6 +320,80 @@ def test_transformers_loads_the_baked_checkpoint_without_a_trace_of_us(case, tmp
     written = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert b"oversmooth" not in written
     assert b"parametrizations" not in written
+
+
+@pytest.mark.parametrize("case", ["bert", "gpt2", "llama", "vit", "albert"])
+def test_transformers_loads_a_constrained_model_that_nobody_baked_with_its_outputs(case, tmp_path):
+    from transformers import AutoModel
+
+    model, inputs = tiny_model(case)
+    osm.sharpen(model, positive_norms=True)
+    with torch.no_grad():
+        expected = outputs(model, inputs)[0]
+    model.save_pretrained(tmp_path)
+    loaded, facts = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not facts["missing_keys"]
+    with torch.no_grad():
+        torch.testing.assert_close(outputs(loaded.eval(), inputs)[0], expected, rtol=1e-5, atol=1e-5)
+    assert all(layer.plain.max_real < TOLERANCE for layer in osm.inspect(tmp_path).layers)
+    with pytest.raises(CannotControl, match=r"(?s)holds the eigenbasis of a constrained model.*Load it as an ordinary"):
+        osm.edit(tmp_path, tmp_path / "edited", scale_h=0.5)
+
+
+def test_a_checkpoint_of_the_trainer_is_an_ordinary_model_and_resumes_the_constrained_one_exactly(tmp_path):
+    from transformers import BertForSequenceClassification, Trainer, TrainingArguments
+
+    def trainer(steps: int) -> Trainer:
+        torch.manual_seed(0)
+        model = BertForSequenceClassification(tiny_model("bert")[0].config)
+        osm.sharpen(model)
+        data = [{"input_ids": torch.arange(5) + k, "labels": k % 2} for k in range(8)]
+        arguments = TrainingArguments(
+            output_dir=tmp_path, max_steps=steps, save_steps=2, per_device_train_batch_size=2, report_to="none",
+            use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False, learning_rate=1e-2,
+        )  # fmt: skip
+        return Trainer(model, arguments, train_dataset=data)
+
+    whole = trainer(4)
+    whole.train()
+    loaded = BertForSequenceClassification.from_pretrained(tmp_path / "checkpoint-4")
+    ids = {"input_ids": torch.arange(6)[None]}
+    with torch.no_grad():
+        expected = whole.model.eval()(**ids).logits
+        torch.testing.assert_close(loaded.eval()(**ids).logits, expected, rtol=1e-5, atol=1e-5)
+    resumed = trainer(4)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    for one, two in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+def test_a_checkpoint_without_the_ordinary_weights_says_what_to_do(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model, _ = tiny_model("bert")
+    osm.sharpen(model)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    owners = {name.split("parametrizations.")[0] for name in tensors if "eigenbasis" in name}
+    old = {name: value for name, value in tensors.items() if name.removesuffix("weight") not in owners}
+    assert len(old) < len(tensors)
+    save_file(old, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for verb in (osm.inspect, osm.measure, lambda folder: osm.edit(folder, tmp_path / "edited", scale_h=0.5)):
+        with pytest.raises(ForgottenBake, match=r"(?s)before `osm.bake`.*eigenbasis.*random.*call `osm.sharpen`.*save"):
+            verb(tmp_path)
+
+
+def test_a_constrained_timm_model_saves_its_ordinary_weights_and_a_strict_load_tells_of_the_rest():
+    model, inputs = tiny_model("timm-vit")
+    other, _ = tiny_model("timm-vit", seed=1)
+    osm.sharpen(model)
+    with torch.no_grad():
+        expected = run(model, inputs)
+    with pytest.raises(RuntimeError, match=r"Unexpected key\(s\).*eigenbasis"):
+        other.load_state_dict(model.state_dict())
+    other.load_state_dict(model.state_dict(), strict=False)
+    with torch.no_grad():
+        torch.testing.assert_close(run(other, inputs), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_timm_loads_the_baked_state_dict(tmp_path):

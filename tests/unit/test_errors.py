@@ -50,6 +50,12 @@ EXAMPLES = {
         ("f cannot be read", "expected a header", "found nothing", "copy the file"),
     ),
     "NotWritable": (("f", "no folder"), ("f cannot be written: no folder", "existing, writable folder")),
+    "FolderInUse": (("runs/a", "process 7 on host, since noon"), ("'runs/a' is in use", "process 7", "another folder")),
+    "ForgottenBake": (
+        ("f", "x.parametrizations.weight.0.eigenbasis.psi"),
+        ("before `osm.bake`", "holds x.parametrizations", "random numbers", "then save it again"),
+    ),
+    "OtherModel": (("model type", "bert", "gpt2"), ("another model", "model type was bert, is gpt2", "the same data")),
     "RunFailed": (
         ("oversmooth train digits", "No space left on device"),
         ("did not finish", "No space left on device", "oversmooth train digits"),

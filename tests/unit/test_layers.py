@@ -22,6 +22,7 @@ LAYERS = (
     ("prediction",),
     ("analysis",),
     ("training",),
+    ("lightning",),  # one name, where users of Lightning look for it
     ("commands",),
     ("",),  # the package itself: the public names
     ("cli",),
@@ -39,8 +40,8 @@ CONVENIENCE = {
 them there."""
 MODEL_LIBRARIES = ("transformers", "timm")
 MAY_IMPORT_THEM = ("models", "data", "training")
-MODEL_CODE = ("models.crammed_bert",)
-"""Model classes, which derive from transformers' own when they are defined; imported inside functions only."""
+MODEL_CODE = ("models.crammed_bert", "training.callback")
+"""Classes that derive from transformers' own when they are defined; imported inside functions only."""
 
 
 def module_name(file: Path) -> str:

@@ -5,15 +5,16 @@ from typing import Annotated
 import typer
 
 from oversmooth.commands.edit import edit
+from oversmooth.commands.examples import epilog
 from oversmooth.commands.features import measure, predict
 from oversmooth.commands.finetune import finetune
+from oversmooth.commands.gate import gate
 from oversmooth.commands.pages import compare, report
 from oversmooth.commands.reproduce import reproduce
 from oversmooth.commands.train import train
 from oversmooth.commands.weights import architectures, discover, inspect, verify
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -38,10 +39,11 @@ for command in (
     predict,
     report,
     compare,
+    gate,
     edit,
     train,
     finetune,
     reproduce,
     architectures,
 ):
-    app.command()(command)
+    app.command(epilog=epilog(command.__name__))(command)

@@ -5,13 +5,19 @@ from typing import Annotated
 
 import typer
 
+from oversmooth.commands import completion
 from oversmooth.commands.options import Heads, Json, ModelType, ValueHeads
 from oversmooth.errors import Conflict
 from oversmooth.output.terminal.progress_bars import one_bar
 
 
 def edit(
-    target: Annotated[str, typer.Argument(help="Local checkpoint: a folder or a file.", show_default=False)],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="Local checkpoint: a folder or a file.", show_default=False, autocompletion=completion.targets
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write to; must be new or empty.")],
     sharpen: Annotated[bool, typer.Option("--sharpen", help="Move the eigenvalues of H into [-1, 0].")] = False,
     smooth: Annotated[bool, typer.Option("--smooth", help="Move the eigenvalues of H into [0, 1].")] = False,
@@ -24,7 +30,9 @@ def edit(
     ] = False,
     layers: Annotated[str | None, typer.Option(help="Layers to change, such as 6-11,14. Default: all.")] = None,
     stack: Annotated[str | None, typer.Option(help="Change only this stack: encoder, decoder, text or vision.")] = None,
-    basis: Annotated[str, typer.Option(help="orthogonal, or general (moves H less).")] = "orthogonal",
+    basis: Annotated[
+        str, typer.Option(help="orthogonal, or general (moves H less).", autocompletion=completion.values("basis"))
+    ] = "orthogonal",
     json: Json = False,
     model_type: ModelType = None,
     n_heads: Heads = None,

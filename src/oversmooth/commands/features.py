@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from oversmooth.commands import completion
 from oversmooth.commands.options import (
     CsvFile,
     DataOption,
@@ -25,12 +26,26 @@ def measure(
     target: TargetArgument = None,
     data: DataOption = None,
     metrics: Annotated[
-        str | None, typer.Option(help="Comma-separated metrics, or `all` for every metric that applies.")
+        str | None,
+        typer.Option(
+            help="Comma-separated metrics, or `all` for every metric that applies.",
+            autocompletion=completion.values("metric"),
+        ),
     ] = None,
     at: Annotated[
-        str, typer.Option(help="Where to measure: stream, norms, branches, all, or a comma-separated list of places.")
+        str,
+        typer.Option(
+            help="Where to measure: stream, norms, branches, all, or a comma-separated list of places.",
+            autocompletion=completion.values("place"),
+        ),
     ] = "stream",
-    prefix_tokens: Annotated[str, typer.Option(help="What to do with CLS and register tokens: keep or drop.")] = "keep",
+    prefix_tokens: Annotated[
+        str,
+        typer.Option(
+            help="What to do with CLS and register tokens: keep or drop.",
+            autocompletion=completion.values("prefix_tokens"),
+        ),
+    ] = "keep",
     device: Device = None,
     json: Json = False,
     csv: CsvFile = None,
@@ -78,7 +93,8 @@ def predict(
         list[str] | None,
         typer.Option(
             help="Also predict each layer with this change; repeatable: no_skip, no_biases, flip_norms, positive_norms, "
-            "scale:F, interval:LOW,HIGH, layerscale:G, attnscale:W, featscale:T1,T2, centered, gfsa:W0,W1,WK."
+            "scale:F, interval:LOW,HIGH, layerscale:G, attnscale:W, featscale:T1,T2, centered, gfsa:W0,W1,WK.",
+            autocompletion=completion.values("what_if"),
         ),
     ] = None,
     simulate: Annotated[
@@ -86,7 +102,10 @@ def predict(
     ] = 0,
     solve: Annotated[int, typer.Option(help="Number of sequences whose eigenvalue problems are solved.", min=1)] = 4,
     heads: Annotated[bool, typer.Option("--heads", help="Also print a table with one row per head.")] = False,
-    dtype: Annotated[str, typer.Option(help="Precision of the theory: float32 or float64.")] = "float32",
+    dtype: Annotated[
+        str,
+        typer.Option(help="Precision of the theory: float32 or float64.", autocompletion=completion.values("dtype")),
+    ] = "float32",
     device: Device = None,
     json: Json = False,
     csv: CsvFile = None,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from oversmooth.commands import completion
 from oversmooth.errors import BadValue
 from oversmooth.output.terminal.progress_bars import stages
 
@@ -14,11 +15,19 @@ if TYPE_CHECKING:
 
 def finetune(
     checkpoint: Annotated[
-        str, typer.Argument(help="Folder or hub id of a text encoder with its tokenizer.", show_default=False)
+        str,
+        typer.Argument(
+            help="Folder or hub id of a text encoder with its tokenizer.",
+            show_default=False,
+            autocompletion=completion.targets,
+        ),
     ],
     tasks: Annotated[
         str,
-        typer.Option(help="`superglue`, or a comma-separated list: boolq,cb,copa,multirc,record,rte,wic,wsc,axb,axg."),
+        typer.Option(
+            help="`superglue`, or a comma-separated list: boolq,cb,copa,multirc,record,rte,wic,wsc,axb,axg.",
+            autocompletion=completion.values("task"),
+        ),
     ] = "superglue",
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds; one run per seed.")] = "0",
     data: Annotated[
@@ -27,7 +36,11 @@ def finetune(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs and results.json.")] = Path("finetune"),
     setting: Annotated[
-        str, typer.Option(help="superglue (10 epochs, rate 1e-5) or glue (5 epochs, rate 4e-5).")
+        str,
+        typer.Option(
+            help="superglue (10 epochs, rate 1e-5) or glue (5 epochs, rate 4e-5).",
+            autocompletion=completion.values("setting"),
+        ),
     ] = "superglue",
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting: training.epochs=3; repeatable.")

@@ -5,11 +5,14 @@ from typing import Annotated
 
 import typer
 
+from oversmooth.commands import completion
+
 TargetArgument = Annotated[
     str | None,
     typer.Argument(
         help="Folder, .safetensors/.bin/.pt/.gguf file, URL, hub id or timm name. Default: the embedded MiniLM.",
         show_default=False,
+        autocompletion=completion.targets,
     ),
 ]
 ModelType = Annotated[
@@ -19,7 +22,8 @@ DataOption = Annotated[
     str | None,
     typer.Option(
         help="Text file or folder, image folder, .parquet/.jsonl/.csv table, or NAME:SPLIT of a hub dataset. "
-        "Default: built-in samples."
+        "Default: built-in samples.",
+        autocompletion=completion.targets,
     ),
 ]
 MaxSamples = Annotated[int | None, typer.Option(help="Stop after this many sequences.", min=1)]

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from oversmooth.commands import completion
 from oversmooth.output.terminal.progress_bars import stages
 
 
@@ -13,11 +14,16 @@ def reproduce(
         str,
         typer.Argument(
             help="all, a number from 1 to 8, or: similarity eigenvalue skip norm-signs parametrization vision language "
-            "baselines."
+            "baselines.",
+            autocompletion=completion.values("claim"),
         ),
     ] = "all",
     scale: Annotated[
-        str, typer.Option(help="cpu: run it here, scaled down. full: print the GPU commands of the paper's own scale.")
+        str,
+        typer.Option(
+            help="cpu: run it here, scaled down. full: print the GPU commands of the paper's own scale.",
+            autocompletion=completion.values("scale"),
+        ),
     ] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for results and runs; a stopped run continues there.")] = Path(
         "reproduction"

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from oversmooth.commands import completion
 from oversmooth.output.terminal.progress_bars import one_bar
 
 
@@ -14,13 +15,15 @@ def train(
         typer.Argument(
             help="digits, cifar100, cifar100-deep, imagenet-deit-ti, imagenet-deit-s, ... or a TOML file.",
             show_default=False,
+            autocompletion=completion.recipes,
         ),
     ],
     variant: Annotated[
         str,
         typer.Option(
             help="vanilla, sharpen, smooth; a control: free, matched, sharpen-start, smooth-start, no-identity, "
-            "sharpen-measured, smooth-measured; or a baseline: attnscale, featscale, neutreno, ..."
+            "sharpen-measured, smooth-measured; or a baseline: attnscale, featscale, neutreno, ...",
+            autocompletion=completion.values("variant"),
         ),
     ] = "vanilla",
     set_: Annotated[

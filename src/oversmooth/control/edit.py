@@ -21,6 +21,7 @@ from oversmooth.control.projection import Form, kept_weights, with_constant_kept
 from oversmooth.control.selection import Chosen, Layers, choose, heads_of, require_matrices
 from oversmooth.errors import BadValue, CannotControl, Conflict, HeadsUnknown, NothingChosen, NotSupported
 from oversmooth.models.canonical import AttentionWeights
+from oversmooth.models.forgotten_bake import holds_an_eigenbasis
 from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
 from oversmooth.models.stores.store import ReadLog
@@ -90,6 +91,9 @@ def edit(
     source = open_source(checkpoint.target, model_type=model_type, n_heads=n_heads, n_kv=n_kv)
     stacks, log = source.stacks(), ReadLog(source.store)
     chosen = choose(stacks, layers, stack)
+    if holds_an_eigenbasis(source.store.names):
+        reason = "it also holds the eigenbasis of a constrained model, to which the edited weights would not belong"
+        raise CannotControl("edit", checkpoint.target, reason, "Load it as an ordinary model, save that, and edit it.")
     require_matrices(chosen, source.store.read)
     _refuse(chosen, source.store.read, change)
     done: list[LayerControl] = []

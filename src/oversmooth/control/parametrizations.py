@@ -2,6 +2,10 @@
 
 The constraint is on a product of two weights, so two parametrizations read one `Eigenbasis`. It is a submodule of both,
 which keeps it with the model on every device and in every copy; in a `state_dict` it appears once, under the value weight.
+
+A `state_dict` also holds the ordinary weights under their own names, as `bake` would leave them: whatever saves the model
+(`save_pretrained`, a checkpoint of the Trainer, `torch.save`), plain transformers reads it with the right outputs. Loading
+into a constrained model reads the eigenbasis and passes over the ordinary weights, which follow from it.
 """
 
 from collections.abc import Iterable
@@ -30,6 +34,21 @@ class _Parametrization(nn.Module):
         self.was_trained = weight.requires_grad
         # An empty buffer follows the model through `.to(...)`, where a stored dtype would not.
         self.register_buffer("like", weight.detach().new_empty(0), persistent=False)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        self._save_ordinary_weight(destination, prefix)
+
+    @torch.no_grad()
+    def _save_ordinary_weight(self, destination: dict[str, Any], prefix: str) -> None:
+        own = destination.get(f"{_list_of(prefix)}original")  # saved before us, by the list that holds us
+        destination[_ordinary_name(prefix)] = self(*(() if own is None else (own,))).detach().contiguous()
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
+        unexpected[:] = [name for name in unexpected if name != _ordinary_name(prefix)]
 
 
 class ValueWeight(_Parametrization):
@@ -95,10 +114,23 @@ class OutputWeight(_Parametrization):
         output = full_precision(weight.T if self.is_transposed else weight)
         return bool(torch.allclose(output, self.shared_eigenbasis.weights()[1], atol=tolerance))
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Empty: what it would hold is saved once, by the value weight."""
-        destination = kwargs.get("destination", args[0] if args else None)
-        return {} if destination is None else destination
+    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """The ordinary weight only: the eigenbasis is saved once, by the value weight."""
+        assert not args, "torch calls it with keywords"
+        found = {} if destination is None else destination
+        self._save_ordinary_weight(found, prefix)
+        return found
+
+
+def _list_of(prefix: str) -> str:
+    """`x.parametrizations.weight.` of `x.parametrizations.weight.0.`."""
+    return prefix[: prefix[:-1].rfind(".") + 1]
+
+
+def _ordinary_name(prefix: str) -> str:
+    """`x.weight` of `x.parametrizations.weight.0.`: what the tensor is called without us."""
+    owner, _, tensor = _list_of(prefix)[:-1].rpartition("parametrizations.")
+    return f"{owner}{tensor}"
 
 
 def _forgive_what_the_value_weight_loads(module: nn.Module, incompatible: Any) -> None:

@@ -12,11 +12,13 @@ from oversmooth.errors.models import (
     AmbiguousFolder,
     BadConfig,
     ConfigMismatch,
+    ForgottenBake,
     HeadsUnknown,
     IncompleteWeights,
     NoModelInFolder,
     NotDiscovered,
     NotLive,
+    OtherModel,
     RefusedArchitecture,
     TargetNotFound,
     UnidentifiedWeights,
@@ -30,7 +32,7 @@ from oversmooth.errors.running import (
     UnreadableData,
     WrongBatch,
 )
-from oversmooth.errors.training import BadRecipe, CannotResume, RunFailed, TrainingStopped, UnusableEncoder
+from oversmooth.errors.training import BadRecipe, CannotResume, FolderInUse, RunFailed, TrainingStopped, UnusableEncoder
 from oversmooth.errors.values import (
     BadValue,
     Conflict,
@@ -61,6 +63,8 @@ __all__ = [
     "ConfigMismatch",
     "Conflict",
     "DeviceUnavailable",
+    "FolderInUse",
+    "ForgottenBake",
     "GivenTwice",
     "HeadsUnknown",
     "IllConditioned",
@@ -79,6 +83,7 @@ __all__ = [
     "NotWritable",
     "NothingChosen",
     "OddNumber",
+    "OtherModel",
     "OversmoothError",
     "PackedWeights",
     "RefusedArchitecture",

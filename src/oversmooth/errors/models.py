@@ -127,6 +127,47 @@ class RefusedArchitecture(OversmoothError):
 
 
 @dataclass(eq=False)
+class ForgottenBake(OversmoothError):
+    """A checkpoint of a constrained model, written by a version that saved no ordinary weights beside its eigenbasis."""
+
+    target: str
+    tensor: str
+
+    @property
+    def problem(self) -> str:
+        return (
+            f"{self.target} was saved from a sharpened, smoothed or constrained model before `osm.bake`: it holds "
+            f"{self.tensor} and no value and output weights, which transformers and timm would fill with random numbers."
+        )
+
+    @property
+    def next_step(self) -> str:
+        return (
+            "Build the model, call `osm.sharpen`, `osm.smooth` or `osm.constrain` with the options it was trained with, "
+            "load this state dict into it, then save it again."
+        )
+
+
+@dataclass(eq=False)
+class OtherModel(OversmoothError):
+    """Two measurements that cannot be compared with each other."""
+
+    what: str
+    before: object
+    after: object
+
+    @property
+    def problem(self) -> str:
+        return (
+            f"The saved analysis is of another model or of other data: {self.what} was {self.before}, is {self.after}."
+        )
+
+    @property
+    def next_step(self) -> str:
+        return "Compare analyses of one architecture on the same data, with the same options."
+
+
+@dataclass(eq=False)
 class ConfigMismatch(OversmoothError):
     what: str
     config_says: object

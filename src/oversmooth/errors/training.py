@@ -37,6 +37,22 @@ class CannotResume(OversmoothError):
 
 
 @dataclass(eq=False)
+class FolderInUse(OversmoothError):
+    """Two runs in one folder would overwrite each other's files."""
+
+    folder: str
+    holder: str
+
+    @property
+    def problem(self) -> str:
+        return f"{self.folder!r} is in use: a run there is held by {self.holder}."
+
+    @property
+    def next_step(self) -> str:
+        return "Wait for it, stop it, or give another folder."
+
+
+@dataclass(eq=False)
 class TrainingStopped(OversmoothError):
     """Something outside of the model ended a run; what was saved before is whole."""
 

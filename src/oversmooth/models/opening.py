@@ -20,6 +20,7 @@ from oversmooth.errors import (
 )
 from oversmooth.models.config_fields import check_timm_arguments, word
 from oversmooth.models.families import REFUSED
+from oversmooth.models.forgotten_bake import require_ordinary_weights
 from oversmooth.models.identify import declared_for, known_model_types
 from oversmooth.models.source import Declaration, Source, Target, archs_of
 from oversmooth.models.stores.files import LARGEST_JSON, Folder, LocalFolder, read_small
@@ -59,6 +60,8 @@ def open_source(
     config = {**source.config, **{key: value for key, value in given.items() if value is not None}}
     if model_type and model_type not in known_model_types() and model_type not in REFUSED:
         raise UnknownArchitecture(model_type, known_model_types())
+    if source.module is None:
+        require_ordinary_weights(source.store.names, source.target)
     if source.module is None and not isinstance(source.store, QuantisedStore):
         source = replace(source, store=unpacked(source.store, config, source.target, is_in_out=_is_in_out(config)))
     return replace(source, config=config, archs=source.archs if arch is None else archs_of(arch))

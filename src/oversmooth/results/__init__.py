@@ -21,6 +21,7 @@ from oversmooth.results.base import (
     signed,
 )
 from oversmooth.results.control import Applied, Control, HeadMove, LayerControl
+from oversmooth.results.gate import Breach, GateResult
 from oversmooth.results.inspection import HeadSpectrum, Inspection, LayerInspection, NormFacts, Spectrum, StackFacts
 from oversmooth.results.layer_prediction import (
     Asymptotic,
@@ -42,11 +43,13 @@ __all__ = [
     "Applied",
     "Asymptotic",
     "Attribution",
+    "Breach",
     "Complex",
     "Control",
     "DataFacts",
     "DepthPrediction",
     "FileFacts",
+    "GateResult",
     "HeadMove",
     "HeadPrediction",
     "HeadSpectrum",

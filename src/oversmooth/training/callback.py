@@ -1,76 +1,99 @@
-"""The monitor as a callback of the Hugging Face Trainer."""
+"""The monitor as a callback of the Hugging Face Trainer, and of every trainer made from it (SFTTrainer, ...)."""
 
-import sys
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oversmooth.data.batches import Batch
+from oversmooth.errors import MissingDependency
+from oversmooth.measurement.limits import limits_of
 from oversmooth.measurement.metrics import Choice
 from oversmooth.training.monitor import MONITOR_METRICS, Monitor
+from oversmooth.training.trackers import TRACKERS, Logger, folder_of_own_events, tensorboard, tracker
 
-if TYPE_CHECKING:
+try:
     from transformers import TrainerCallback
+except ImportError as error:
+    raise MissingDependency("transformers", "hf", "SmoothingCallback") from error
 
-PRINTERS = ("ProgressCallback", "PrinterCallback", "NotebookProgressCallback")
-"""Callbacks that print to the screen, where dozens of numbers per layer would bury the loss."""
 
+class SmoothingCallback(TrainerCallback):
+    """Measures `batches` before training, every `every` steps, and at the end.
 
-def _siblings() -> tuple[Any, ...]:
-    """The other callbacks of the Trainer that is calling.
-
-    The Trainer tells a callback nothing about the others; the handler that calls us, a few frames up, knows them. Where
-    it is not found the numbers still reach the file and the log history.
+    The numbers go to the trackers that the Trainer reports to (TensorBoard, Weights & Biases, MLflow, Trackio), to its
+    `log_history`, and to a JSONL `file` that `oversmooth report --run FILE` turns into curves over training. `rules`,
+    `patience` and `on_collapse` are those of `Monitor`: with "stop", a collapse ends the training.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
-        handler = frame.f_locals.get("self")
-        if handler is not None and hasattr(handler, "callbacks") and hasattr(handler, "call_event"):
-            return tuple(handler.callbacks)
-        frame = frame.f_back  # type: ignore[assignment]
-    return ()
+
+    def __init__(
+        self,
+        every: int = 100,
+        batches: Sequence[Batch] = (),
+        *,
+        metrics: Choice | Iterable[Choice] = MONITOR_METRICS,
+        file: str | Path | None = None,
+        rules: Mapping[str, object] | None = None,
+        patience: int = 1,
+        on_collapse: str = "warn",
+    ):
+        limits_of(rules or {})  # a mistake is told now, and not after the data have been prepared
+        self.every = every
+        self.monitor: Monitor | None = None
+        self.loggers: tuple[Logger, ...] = ()
+        self._batches = batches
+        self._options: dict[str, Any] = {
+            "every": every,
+            "metrics": metrics,
+            "file": file,
+            "rules": rules,
+            "patience": patience,
+            "on_collapse": on_collapse,
+        }
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.loggers = tuple(_loggers(args)) if state.is_world_process_zero else ()
+        self.monitor = Monitor(model, self._batches, **self._options)
+        if state.global_step % self.every == 0 and not _measured_before(state):  # a resumed run begins anywhere
+            self._measure(state, control)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self.monitor is not None and logs and "loss" in logs:
+            self.monitor.note_loss(float(logs["loss"]))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.every == 0:
+            self._measure(state, control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.every:
+            self._measure(state, control)
+
+    def _measure(self, state: Any, control: Any) -> None:
+        assert self.monitor is not None, "training has begun"
+        numbers = self.monitor.measure(state.global_step)
+        if self.monitor.should_stop:
+            control.should_training_stop = True
+        if numbers is None:  # another process than the first
+            return
+        state.log_history.append({"step": state.global_step, **numbers})
+        for log in self.loggers:
+            log(numbers, state.global_step)
 
 
-def smoothing_callback(
-    every: int = 100,
-    batches: Sequence[Batch] = (),
-    *,
-    metrics: Choice | Iterable[Choice] = MONITOR_METRICS,
-    file: str | Path | None = None,
-) -> "TrainerCallback":
-    """A callback that measures `batches` before training, every `every` steps, and at the end.
+def _measured_before(state: Any) -> bool:
+    """Whether this step was measured by the run that is continued."""
+    names = (name for line in state.log_history if line.get("step") == state.global_step for name in line)
+    return any(name.startswith("smoothing/") for name in names)
 
-    The numbers go to whatever the Trainer reports to (TensorBoard, W&B, ...), to its `log_history`, and to a JSONL
-    `file` that `oversmooth report --run FILE` turns into curves over training.
-    """
-    from transformers import TrainerCallback
 
-    class SmoothingCallback(TrainerCallback):
-        monitor: Monitor | None = None
-        reporters: tuple[Any, ...] = ()
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            self.reporters = tuple(c for c in _siblings() if c is not self and type(c).__name__ not in PRINTERS)
-            self.monitor = Monitor(getattr(model, "module", model), batches, every=every, metrics=metrics, file=file)
-            self._measure_when_due(args, state, control)
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self._measure_when_due(args, state, control)
-
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step % every:
-                self._measure(args, state, control)
-
-        def _measure_when_due(self, args: Any, state: Any, control: Any) -> None:
-            if state.global_step % every == 0:  # a resumed run begins between two measurements
-                self._measure(args, state, control)
-
-        def _measure(self, args: Any, state: Any, control: Any) -> None:
-            if self.monitor is None or not state.is_world_process_zero:
-                return
-            numbers = self.monitor.measure(state.global_step)
-            state.log_history.append({"step": state.global_step, **numbers})
-            for reporter in self.reporters:
-                reporter.on_log(args, state, control, logs=dict(numbers), model=self.monitor.model)
-
-    return SmoothingCallback()
+def _loggers(args: Any) -> Iterable[Logger]:
+    """One for each tracker that the Trainer reports to, which has begun its run before us."""
+    for name in args.report_to:
+        if name == "tensorboard":
+            root = os.environ.get("TENSORBOARD_LOGGING_DIR") or args.output_dir
+            folder = folder_of_own_events(Path(root).expanduser())
+            if folder is not None:
+                yield tensorboard(folder)
+        elif name in TRACKERS:
+            yield tracker(name)

@@ -94,6 +94,32 @@ def test_a_state_dict_holds_the_eigenbasis_once_and_restores_it(fused, stored):
         torch.testing.assert_close(one, two, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("fused", "stored"), STORAGE)
+def test_a_state_dict_holds_the_ordinary_weights_too(fused, stored):
+    projections = Projections(fused, stored)
+    names = set(projections.state_dict())
+    state = projections.constrain().state_dict()
+    assert names <= set(state)
+    ordinary = Projections(fused, stored)
+    ordinary.load_state_dict({name: state[name] for name in names})
+    for found, expected in zip(ordinary.weights, projections.weights, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_state_dict_of_a_positive_norm_holds_the_ordinary_weight():
+    norm = nn.LayerNorm(5)
+    put_on(norm, "weight", PositiveNorm(norm.weight, 0.0))
+    torch.testing.assert_close(norm.state_dict()["weight"], norm.weight.detach(), rtol=0, atol=0)
+    norm.load_state_dict(norm.state_dict())
+
+
+def test_unknown_tensors_are_still_noticed():
+    projections = Projections("", "out_in").constrain()
+    state = {**projections.state_dict(), "value.other": torch.zeros(1)}
+    with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "value.other"\.'):
+        projections.load_state_dict(state)
+
+
 def test_a_missing_eigenbasis_is_still_noticed():
     projections = Projections("", "out_in").constrain()
     state = {name: tensor for name, tensor in projections.state_dict().items() if "psi" not in name}

@@ -92,7 +92,7 @@ def test_every_must_be_positive(encoder):
 
 def test_the_trainer_logs_to_tensorboard_and_its_history(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
     model, inputs = tiny_model("bert")
@@ -123,6 +123,7 @@ def test_the_trainer_logs_to_tensorboard_and_its_history(tmp_path, monkeypatch):
     history = [entry["step"] for entry in trainer.state.log_history if "smoothing/cosine/depth_0" in entry]
     assert history == [0, 2, 4]
     assert [json.loads(line)["step"] for line in (tmp_path / "run.jsonl").read_text().splitlines()] == [0, 2, 4]
-    (events,) = (path.parent for path in tmp_path.rglob("events.out.tfevents.*"))
+    (events,) = {path.parent for path in tmp_path.rglob("events.out.tfevents.*")}  # one run, beside the loss
     seen = EventAccumulator(str(events)).Reload().Tags()["scalars"]
-    assert any("cosine/depth_3" in tag for tag in seen)
+    assert {"smoothing/cosine/depth_3", "train/train_loss"} <= set(seen)
+    assert isinstance(callback, TrainerCallback)

@@ -1,6 +1,5 @@
-"""Checkpoints of a run, each whole or absent, and the metrics file cut back to one of them."""
+"""Checkpoints of a run, each whole or absent."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -59,21 +58,3 @@ def _reach_the_disk(folder: Path) -> None:
         if path.is_file():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-
-
-def cut_metrics(path: Path, step: int) -> None:
-    """Removes what a killed run wrote after the checkpoint from which it continues; smoothing is measured there again."""
-    if not path.is_file():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            point = json.loads(line)
-        except ValueError:
-            continue  # the line that was being written
-        measured_again = point["step"] == step and any(name.startswith("smoothing/") for name in point)
-        if point["step"] <= step and not measured_again:
-            kept.append(line + "\n")
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text("".join(kept), encoding="utf-8")
-    os.replace(partial, path)

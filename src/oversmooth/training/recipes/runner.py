@@ -2,6 +2,7 @@
 
 OUT/manifest.json       recipe, overrides, seed, splits, versions, hardware, commit, cost, results
 OUT/metrics.jsonl       loss, rate, evaluations and smoothing over steps (`oversmooth report --run`)
+OUT/running.json        who trains here, while it lasts
 OUT/checkpoints/        to resume from; each is whole or absent
 OUT/model/              ordinary weights (with an average of weights: OUT/model-average/ too)
 OUT/analysis.json       the final Analysis (`oversmooth report OUT/analysis.json`)
@@ -21,12 +22,13 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from oversmooth.analysis import analyze
-from oversmooth.errors import CannotControl, CannotResume, NotDivisible, NotWritable, OversmoothError, TrainingStopped
-from oversmooth.output.whole_files import folder_whole, make_folder, require_free, write_whole
+from oversmooth.errors import CannotControl, CannotResume, NotDivisible, OversmoothError, TrainingStopped
+from oversmooth.output.whole_files import folder_whole, make_folder, write_whole
 from oversmooth.results import Analysis, Progress, no_progress
-from oversmooth.training.callback import smoothing_callback
-from oversmooth.training.recipes.checkpoints import checkpoints, cut_metrics
+from oversmooth.training.recipes.checkpoints import CHECKPOINT, checkpoints
+from oversmooth.training.recipes.held_folder import run_held
 from oversmooth.training.recipes.job import Job, Numbers
+from oversmooth.training.recipes.log_state import METRICS, LogState, cut_metrics, read_log_state
 from oversmooth.training.recipes.manifest import Manifest, first_difference, new_session, read_manifest
 from oversmooth.training.recipes.trainer import recipe_trainer, run_callback
 from oversmooth.training.recipes.trainer_internals import use_one_device
@@ -74,24 +76,15 @@ def process_group_ends() -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def require_place(request: RunRequest) -> None:
-    """Refuses a folder that holds another run, before data are loaded."""
+@contextmanager
+def place_held(request: RunRequest) -> Iterator[None]:
+    """Holds the folder of a run while it lasts; refuses one that holds another run or is in use, before data are loaded."""
     require_variant(request.variant)
-    if not is_first_process() or (request.resume and _has_begun(request.out)):
+    if not is_first_process():
+        yield
         return
-    try:
-        require_free(request.out)
-    except NotWritable as error:
-        if (request.out / "manifest.json").is_file():
-            reason, advice = "it holds a run already", "Continue that run with --resume, or give a new folder."
-            raise NotWritable(str(request.out), reason, advice) from error
-        raise
-
-
-def _has_begun(out: Path) -> bool:
-    """Whether a run was here, be it one that was killed while it wrote its first file."""
-    names = [entry.name for entry in out.iterdir()] if out.is_dir() else []
-    return "manifest.json" in names or (bool(names) and all(name.endswith(".partial") for name in names))
+    with run_held(request.out, resume=request.resume):
+        yield
 
 
 def run(job: Job, request: RunRequest, progress: Progress = no_progress) -> Run:
@@ -105,14 +98,15 @@ def run(job: Job, request: RunRequest, progress: Progress = no_progress) -> Run:
         manifest, last = _manifest(job, request)
     if manifest.finished:
         return Run(manifest=manifest, results=manifest.results, analysis=None)
-    metrics = request.out / "metrics.jsonl"
+    metrics = request.out / METRICS
+    resumed_log = read_log_state(request.out / "checkpoints" / f"{CHECKPOINT}{last}") if last is not None else None
     if arguments.process_index == 0:
         manifest.sessions.append(new_session(last or 0, arguments.world_size))
         manifest.write(request.out)
-        cut_metrics(metrics, last or 0)
+        cut_metrics(metrics, resumed_log.metrics_bytes if resumed_log else 0)
         if job.preview is not None and last is None:
             job.preview(request.out)
-    trainer = _trainer(job, model, arguments, metrics, progress)
+    trainer = _trainer(job, model, arguments, metrics, progress, resumed_log)
     torch.manual_seed(request.seed + 1_000_003 * arguments.process_index)  # other drop-path draws in every process
     began = time.perf_counter()
     _train(trainer, last)
@@ -203,8 +197,12 @@ def _manifest(job: Job, request: RunRequest) -> tuple[Manifest, int | None]:
     return old, found[-1] if found else None
 
 
-def _trainer(job: Job, model: nn.Module, arguments: Any, metrics: Path, progress: Progress) -> Any:
+def _trainer(
+    job: Job, model: nn.Module, arguments: Any, metrics: Path, progress: Progress, resumed_log: LogState | None
+) -> Any:
     from transformers import PrinterCallback
+
+    from oversmooth.training.callback import SmoothingCallback
 
     trainer = recipe_trainer(job)(
         model=model,
@@ -223,15 +221,15 @@ def _trainer(job: Job, model: nn.Module, arguments: Any, metrics: Path, progress
 
         trainer.average = ModelEmaV3(trainer.model, decay=job.ema_decay)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(smoothing_callback(job.rhythm.monitor, job.probe, file=metrics))
-    trainer.add_callback(run_callback(job, metrics, trainer, progress))
+    trainer.add_callback(SmoothingCallback(job.rhythm.monitor, job.probe, file=metrics))
+    trainer.add_callback(run_callback(job, metrics, trainer, progress, resumed_log))
     return trainer
 
 
 def _train(trainer: Any, last: int | None) -> None:
     folder = Path(trainer.args.output_dir)
     try:
-        trainer.train(resume_from_checkpoint=None if last is None else str(folder / f"checkpoint-{last}"))
+        trainer.train(resume_from_checkpoint=None if last is None else str(folder / f"{CHECKPOINT}{last}"))
     except TrainingStopped:
         raise
     except OversmoothError as error:

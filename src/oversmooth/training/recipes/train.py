@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from oversmooth.errors import BadValue, UnknownName
 from oversmooth.results import Progress, no_progress
 from oversmooth.training.recipes.job import Job
-from oversmooth.training.recipes.runner import Run, RunRequest, require_place, run
+from oversmooth.training.recipes.runner import Run, RunRequest, place_held, run
 from oversmooth.training.recipes.schema import Recipe, overridden, parsed, read_recipe
 
 KINDS = ("vision", "language")
@@ -43,6 +43,6 @@ def train(request: RunRequest, data: str | None = None, progress: Progress = no_
     if not 0 < request.fraction <= 1:
         raise BadValue("fraction", request.fraction, "above 0 and at most 1")
     recipe = load_recipe(request.name, request.overrides)
-    require_place(request)
-    job = kind_of(recipe.kind).job(recipe, data, request)
-    return run(job, request, progress)
+    with place_held(request):
+        job = kind_of(recipe.kind).job(recipe, data, request)
+        return run(job, request, progress)

@@ -13,6 +13,7 @@ from torch import nn
 from oversmooth.errors import TrainingStopped
 from oversmooth.training.recipes.checkpoints import checkpoints
 from oversmooth.training.recipes.job import EpochSampler, Job
+from oversmooth.training.recipes.log_state import LogState
 from oversmooth.training.recipes.trainer_internals import TrainerInternals
 from oversmooth.training.recipes.worker_errors import ReportingCollate, ReportingDataset, without_errors
 
@@ -114,11 +115,17 @@ class RecipeSteps:
 # --- callbacks ------------------------------------------------------------------------------------------------------
 
 
-def run_callback(job: Job, metrics: Path, trainer: Any, on_step: Callable[[int, int], None]) -> Any:
+def run_callback(
+    job: Job, metrics: Path, trainer: Any, on_step: Callable[[int, int], None], resumed: LogState | None
+) -> Any:
     """Sets the epoch of the sampler, updates the average, writes the log to the metrics file, stops at a broken loss."""
     from transformers import TrainerCallback
 
     class RunCallback(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+            if resumed is not None:
+                trainer.continue_log(resumed)
+
         def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kw: Any) -> None:
             if isinstance(job.sampler, EpochSampler):
                 steps = max(1, len(train_dataloader) // args.gradient_accumulation_steps)
@@ -130,8 +137,7 @@ def run_callback(job: Job, metrics: Path, trainer: Any, on_step: Callable[[int, 
             on_step(state.global_step, state.max_steps)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kw: Any) -> None:
-            is_ours = any(name.startswith("smoothing/") for name in logs)  # the monitor writes its own lines
-            if not state.is_world_process_zero or is_ours or "train_runtime" in logs:
+            if not state.is_world_process_zero or "train_runtime" in logs:
                 return
             kept = {name: value for name, value in logs.items() if not name.endswith(NOT_REPEATABLE)}
             require_finite(kept.get("loss", 0.0), state.global_step, Path(args.output_dir))

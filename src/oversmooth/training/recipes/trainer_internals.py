@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from oversmooth.training.recipes.checkpoints import AVERAGE, WEIGHTS, whole_or_absent
+from oversmooth.training.recipes.checkpoints import AVERAGE, CHECKPOINT, WEIGHTS, whole_or_absent
 from oversmooth.training.recipes.job import Job
+from oversmooth.training.recipes.log_state import METRICS, LogState, size_of
 
 # The base class is a Trainer, known only when a trainer is made: `super()` is not typed.
 # mypy: disable-error-code="misc"
@@ -29,6 +30,9 @@ class TrainerInternals:
     average: Any = None
     """timm's moving average of the weights, where the recipe has one."""
     writing_into: str | None = None
+    _tr_loss: Tensor
+    _globalstep_last_logged: int
+    _nested_gather: Any
 
     def _run_epoch(self, *words: Any, **more: Any) -> None:
         """Transformers looks at the number of steps only after a step: a run that was killed after its last one would
@@ -56,8 +60,20 @@ class TrainerInternals:
             self.writing_into = str(partial)
             try:
                 super()._save_checkpoint(model, trial)
+                self.save_log_state(partial / f"{CHECKPOINT}{self.state.global_step}")
             finally:
                 self.writing_into = None
+
+    def save_log_state(self, checkpoint: Path) -> None:
+        loss = self._nested_gather(self._tr_loss).mean().item()  # every process takes part
+        if self.args.should_save:
+            size = size_of(Path(self.args.output_dir).parent / METRICS)
+            LogState(metrics_bytes=size, loss=loss, logged_at=self._globalstep_last_logged).write(checkpoint)
+
+    def continue_log(self, state: LogState) -> None:
+        """Call it after the Trainer has set its sums to zero."""
+        self._tr_loss += state.loss
+        self._globalstep_last_logged = state.logged_at
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Weights as they are trained, parametrized ones too, and their average; `run` writes ordinary ones."""

@@ -128,11 +128,30 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path, arrays):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"\x80\x02", pickle.dumps({b"data": 1}), pickle.dumps([1, 2])])
+PIXELS = numpy.zeros((2, 3072), numpy.uint8)
+BROKEN_BATCHES = [
+    b"",
+    b"\x80\x02",
+    pickle.dumps({b"data": 1}),
+    pickle.dumps([1, 2]),
+    *(
+        pickle.dumps({b"data": PIXELS, b"fine_labels": labels}, protocol=2)
+        for labels in ([0], 3, None, {0: 1, 1: 2}, [0, None], [0, "one"], [0, -1], [0, 100], [0, 2**70], [[0], [1]])
+    ),
+    *(
+        pickle.dumps({b"data": pixels, b"fine_labels": [0, 0]}, protocol=2)
+        for pixels in (PIXELS.astype(float), PIXELS.astype(object), PIXELS[:0], PIXELS[:, :5], PIXELS[None])
+    ),
+    # An array of a terabyte that names its shape and brings no bytes.
+    b"\x80\x02}(C\x04datacnumpy\nndarray\n(J\x00\x00\x00\x10M\x00\x0c\x86cnumpy\ndtype\nX\x02\x00\x00\x00u1\x85R\x86RC\x0bfine_labels]u.",
+]
+
+
+@pytest.mark.parametrize("content", BROKEN_BATCHES)
 def test_a_broken_batch_is_refused_with_its_name(tmp_path, arrays, content):
     folder = write_cifar100(tmp_path, arrays, packed=False)
     (folder / "test").write_bytes(content)
-    with pytest.raises(BrokenFile, match="cifar-100-python/test"):
+    with pytest.raises((BrokenFile, UnsafePickle), match="cifar-100-python/test"):
         load_splits(SETTINGS, str(folder), 1.0)
 
 
@@ -141,6 +160,29 @@ def test_a_truncated_archive_is_refused(tmp_path, arrays):
     archive.write_bytes(archive.read_bytes()[:2000])
     with pytest.raises(BrokenFile, match="a CIFAR archive"):
         load_splits(SETTINGS, str(archive), 1.0)
+
+
+@pytest.mark.parametrize("place", range(100, 2000, 190))
+def test_a_damaged_archive_is_refused(tmp_path, arrays, place):
+    archive = write_cifar100(tmp_path, arrays)
+    content = bytearray(archive.read_bytes())
+    content[place : place + 8] = bytes(255 - byte for byte in content[place : place + 8])
+    archive.write_bytes(content)
+    with pytest.raises((BrokenFile, UnsafePickle)):
+        load_splits(SETTINGS, str(archive), 1.0)
+
+
+def test_a_file_of_the_archive_that_says_to_be_huge_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "huge.tar.gz"
+    member = tarfile.TarInfo("cifar-100-python/train")
+    member.size = 0
+    member.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "0", "GNU.sparse.size": str(1 << 40)}
+    member.pax_headers["GNU.sparse.numblocks"], member.pax_headers["GNU.sparse.map"] = "1", f"{(1 << 40) - 1},0"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(member)
+        archive.addfile(tarfile.TarInfo("cifar-100-python/test"))
+    with pytest.raises(BrokenFile, match=r"train cannot be read: expected at most 1073741824 bytes"):
+        load_splits(SETTINGS, str(path), 1.0)
 
 
 def test_another_archive_is_refused(tmp_path):

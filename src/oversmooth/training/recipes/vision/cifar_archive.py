@@ -1,8 +1,10 @@
 """CIFAR-10 and CIFAR-100 in the archive of their authors: pickles from Python 2, read without executing anything."""
 
 import io
+import lzma
 import pickle
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ TEST_FILES = {"cifar-100-python": "test", "cifar-10-batches-py": "test_batch"}
 LABELS = (b"fine_labels", b"labels")
 ALLOWED = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
 """What the pickles need beside `_reconstruct` of numpy, which has moved between its versions."""
+CLASSES = {"cifar-100-python": 100, "cifar-10-batches-py": 10}
+LARGEST_FILE = 1 << 30
+"""Bytes; the largest file of the real archives has 155 MB."""
 Split = tuple[numpy.ndarray, list[int]]
 
 
@@ -31,20 +36,34 @@ def read_cifar(path: Path) -> dict[str, Split]:
         return _splits(folder.name, lambda name: (folder / name).read_bytes(), str(folder))
     try:
         with tarfile.open(path, "r:*") as archive:
-            members = {Path(m.name).name: m for m in archive.getmembers() if m.isfile()}
-            inside = {Path(m.name).parent.name for m in members.values()}
+            files = [member for member in archive.getmembers() if member.isfile()]
+            inside = {Path(member.name).parent.name for member in files}
             name = next((name for name in TRAIN_FILES if name in inside), None)
             if name is None:
                 raise BrokenFile(str(path), f"a folder {' or '.join(TRAIN_FILES)}", ", ".join(sorted(inside)) or "none")
 
+            members = {Path(m.name).name: m for m in files if Path(m.name).parent.name == name}
+
             def read(member: str) -> bytes:
+                if members[member].size > LARGEST_FILE:
+                    found = f"{members[member].size} bytes"
+                    raise BrokenFile(f"{path}/{member}", f"at most {LARGEST_FILE} bytes", found)
                 opened = archive.extractfile(members[member])
                 assert opened is not None, "only files were listed"
                 return opened.read()
 
-            return _splits(name, read, str(path))
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise BrokenFile(str(path), "a CIFAR archive (.tar.gz)", str(error)) from error
+            splits = _splits(name, read, str(path))
+            _read_on(archive)
+            return splits
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, ValueError) as error:
+        raise BrokenFile(str(path), "a CIFAR archive (.tar.gz)", str(error) or type(error).__name__) from error
+
+
+def _read_on(archive: tarfile.TarFile) -> None:
+    """To the end of the file, where gzip finds out whether its content is what was packed."""
+    assert archive.fileobj is not None, "it is open"
+    while archive.fileobj.read(1 << 20):
+        pass
 
 
 def _folder(path: Path) -> Path | None:
@@ -57,7 +76,7 @@ def _folder(path: Path) -> Path | None:
 def _splits(name: str, read: Callable[[str], bytes], where: str) -> dict[str, Split]:
     def batch(file: str) -> Split:
         try:
-            return _batch(read(file), f"{where}/{file}")
+            return _batch(read(file), f"{where}/{file}", CLASSES[name])
         except (KeyError, OSError) as error:
             raise BrokenFile(where, f"the file {file}", "none") from error
 
@@ -66,7 +85,7 @@ def _splits(name: str, read: Callable[[str], bytes], where: str) -> dict[str, Sp
     return {"train": train, "test": batch(TEST_FILES[name])}
 
 
-def _batch(content: bytes, where: str) -> Split:
+def _batch(content: bytes, where: str, classes: int) -> Split:
     try:
         found = _NumbersOnly(io.BytesIO(content), where).load()
     except UnsafePickle:
@@ -77,11 +96,21 @@ def _batch(content: bytes, where: str) -> Split:
     pixels = found.get(b"data") if isinstance(found, dict) else None
     if label_key is None or not isinstance(pixels, numpy.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072:
         raise BrokenFile(where, "data of 3072 bytes per image, and labels", "something else")
-    labels = [int(label) for label in found[label_key]]
-    if len(labels) != len(pixels):
-        raise BrokenFile(where, f"{len(pixels)} labels", f"{len(labels)}")
-    planes = pixels.astype(numpy.uint8).reshape(-1, 3, 32, 32)
-    return numpy.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
+    # An array can be made without its bytes; then it would take memory that the file does not have.
+    if pixels.dtype != numpy.uint8 or not 0 < pixels.nbytes <= len(content):
+        raise BrokenFile(where, "pixels as bytes, at least one image", f"{pixels.dtype} of shape {pixels.shape}")
+    planes = pixels.reshape(-1, 3, 32, 32)
+    return numpy.ascontiguousarray(planes.transpose(0, 2, 3, 1)), _labels(found[label_key], len(pixels), classes, where)
+
+
+def _labels(found: Any, count: int, classes: int, where: str) -> list[int]:
+    if not isinstance(found, list | tuple) or len(found) != count:
+        said = f"{len(found)}" if isinstance(found, list | tuple) else type(found).__name__
+        raise BrokenFile(where, f"a list of {count} labels", said)
+    wrong = [label for label in found if type(label) is not int or not 0 <= label < classes]
+    if wrong:
+        raise BrokenFile(where, f"labels from 0 to {classes - 1}", repr(wrong[0])[:80])
+    return list(found)
 
 
 class _NumbersOnly(pickle.Unpickler):

@@ -9,6 +9,7 @@ OUT/results.json            the table
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -24,7 +25,7 @@ from oversmooth.training.recipes.language.superglue.job import BEFORE, SETTINGS,
 from oversmooth.training.recipes.language.superglue.reading import read_splits
 from oversmooth.training.recipes.language.superglue.scoring import overall, task_score
 from oversmooth.training.recipes.language.superglue.tasks import DIAGNOSTIC, MAIN, TASKS
-from oversmooth.training.recipes.runner import RunRequest, require_place, run
+from oversmooth.training.recipes.runner import RunRequest, place_held, run
 from oversmooth.training.recipes.schema import overridden, parsed
 
 ALL = "superglue"
@@ -120,15 +121,16 @@ def finetune(
     }
     tokenizer = load_tokenizer(checkpoint)
     splits = {name: read_splits(TASKS[name], data) for name in names}  # all of them, before hours are spent on one
-    for place in places.values():
-        make_folder(place.out.parent)
-        require_place(place)
     results: dict[str, list[dict[str, float]]] = {name: [] for name in trained}
-    for (name, seed), place in places.items():
-        extra = {other: splits[other]["validation"] for other in diagnostic if TASKS[other].trained_on == name}
-        job = task_job(TASKS[name], splits[name], extra, checkpoint, tokenizer, recipe, place)
-        results[name].append(run(job, place, stage(f"{TASKS[name].folder}, seed {seed}")).results)
-        _collect(place.out, out / "submission" / f"seed{seed}")
+    with ExitStack() as all_places:  # refused before hours are spent on the first
+        for place in places.values():
+            make_folder(place.out.parent)
+            all_places.enter_context(place_held(place))
+        for (name, seed), place in places.items():
+            extra = {other: splits[other]["validation"] for other in diagnostic if TASKS[other].trained_on == name}
+            job = task_job(TASKS[name], splits[name], extra, checkpoint, tokenizer, recipe, place)
+            results[name].append(run(job, place, stage(f"{TASKS[name].folder}, seed {seed}")).results)
+            _collect(place.out, out / "submission" / f"seed{seed}")
     found = _table(names, list(seeds), results, out, checkpoint=checkpoint, setting=setting, data=data or "the hub")
     text = found.model_dump_json(indent=2) + "\n"
     write_whole(out / "results.json", lambda partial: partial.write_text(text, encoding="utf-8"))

@@ -1,0 +1,30 @@
+"""An example of every verb, shown at the end of its help; the tests parse each as the command line would."""
+
+EXAMPLES = {
+    "inspect": ("oversmooth inspect path/to/model --heads", "oversmooth inspect model.gguf --json"),
+    "verify": ("oversmooth verify path/to/model",),
+    "measure": (
+        "oversmooth measure path/to/model --data texts.txt --max-samples 8",
+        "oversmooth measure vit_base_patch16_224 --data images/ --metrics all --csv values.csv",
+    ),
+    "predict": ("oversmooth predict path/to/model --max-samples 2 --what-if no_skip --what-if attnscale:0.5",),
+    "report": ("oversmooth report path/to/model -o report.html --figures figures",),
+    "compare": ("oversmooth compare before.json path/to/model -o compare.html",),
+    "gate": (
+        "oversmooth gate path/to/model --data texts.txt --max-cosine 0.95 --min-effective-rank-share 0.05",
+        "oversmooth gate path/to/model --rules gate.toml --against before.json --junit gate.xml",
+    ),
+    "edit": ("oversmooth edit path/to/model --sharpen --layers 3-5 --out sharpened",),
+    "train": (
+        "oversmooth train digits --variant sharpen --seed 1",
+        "oversmooth train cifar100 --data cifar-100-python.tar.gz --set training.epochs=10",
+    ),
+    "finetune": ("oversmooth finetune path/to/encoder --tasks boolq,cb --data SuperGLUE --seeds 0,1,2",),
+    "reproduce": ("oversmooth reproduce all --out reproduction",),
+    "architectures": ("oversmooth architectures --json",),
+}
+
+
+def epilog(verb: str) -> str:
+    """For the help of a verb, in Markdown."""
+    return "**Examples**\n\n" + "\n\n".join(f"    {line}" for line in EXAMPLES[verb])

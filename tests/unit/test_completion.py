@@ -1,0 +1,50 @@
+"""What the shell offers is what the library knows."""
+
+import pytest
+
+from oversmooth.commands import completion
+from oversmooth.commands.completion import VALUES
+from oversmooth.measurement.metrics import METRICS
+from oversmooth.models.hooks.places import PLACES
+from oversmooth.prediction.theory.what_if import WHAT_IFS
+from oversmooth.training.recipes.language.superglue.job import SETTINGS
+from oversmooth.training.recipes.language.superglue.tasks import TASKS
+from oversmooth.training.recipes.train import load_recipe
+from oversmooth.training.recipes.variants import VARIANTS
+from oversmooth.training.reproduce.claims import CLAIMS
+
+TABLES = {
+    "claim": ("all", *(claim.name for claim in CLAIMS)),
+    "metric": ("all", *METRICS),
+    "place": ("all", "stream", "norms", "branches", *PLACES),
+    "setting": tuple(SETTINGS),
+    "task": ("superglue", *TASKS),
+    "variant": VARIANTS,
+    "what_if": tuple(f"{name}:" if form else name for name, (form, *_) in WHAT_IFS.items()),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_values_of_an_option_are_those_of_its_table(kind):
+    assert VALUES[kind] == TABLES[kind]
+
+
+def test_lists_are_completed_behind_their_last_comma():
+    assert completion.values("metric")("hfc_lfc,cosi") == ["hfc_lfc,cosine", "hfc_lfc,cosine_abs"]
+
+
+def test_targets_are_files_and_folders(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights.gguf").touch()
+    (tmp_path / ".hidden").touch()
+    monkeypatch.chdir(tmp_path)
+    assert completion.targets("") == ["model/"]
+    assert completion.targets("model/") == ["model/weights.gguf"]
+    assert completion.targets("model/w") == ["model/weights.gguf"]
+    assert completion.targets("nothing/here") == []
+
+
+def test_recipes_are_the_shipped_ones():
+    assert "digits" in completion.recipes("")
+    for name in completion.recipes("cifar"):
+        load_recipe(name)
