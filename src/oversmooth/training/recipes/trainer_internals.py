@@ -32,7 +32,6 @@ class TrainerInternals:
     writing_into: str | None = None
     _tr_loss: Tensor
     _globalstep_last_logged: int
-    _nested_gather: Any
 
     def _run_epoch(self, *words: Any, **more: Any) -> None:
         """Transformers looks at the number of steps only after a step: a run that was killed after its last one would
@@ -65,7 +64,7 @@ class TrainerInternals:
                 self.writing_into = None
 
     def save_log_state(self, checkpoint: Path) -> None:
-        loss = self._nested_gather(self._tr_loss).mean().item()  # every process takes part
+        loss = self.accelerator.gather(self._tr_loss).mean().item()  # every process takes part
         if self.args.should_save:
             size = size_of(Path(self.args.output_dir).parent / METRICS)
             LogState(metrics_bytes=size, loss=loss, logged_at=self._globalstep_last_logged).write(checkpoint)
