@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from oversmooth.commands.card import card
 from oversmooth.commands.edit import edit
 from oversmooth.commands.examples import epilog
 from oversmooth.commands.features import measure, predict
@@ -39,6 +40,7 @@ for command in (
     predict,
     report,
     compare,
+    card,
     gate,
     edit,
     train,

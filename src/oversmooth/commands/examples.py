@@ -3,12 +3,14 @@
 EXAMPLES = {
     "inspect": ("oversmooth inspect path/to/model --heads", "oversmooth inspect model.gguf --json"),
     "verify": ("oversmooth verify path/to/model",),
+    "discover": ("oversmooth discover path/to/model",),
     "measure": (
         "oversmooth measure path/to/model --data texts.txt --max-samples 8",
         "oversmooth measure vit_base_patch16_224 --data images/ --metrics all --csv values.csv",
     ),
     "predict": ("oversmooth predict path/to/model --max-samples 2 --what-if no_skip --what-if attnscale:0.5",),
     "report": ("oversmooth report path/to/model -o report.html --figures figures",),
+    "card": ("oversmooth card analysis.json --name my-model -o card.md",),
     "compare": ("oversmooth compare before.json path/to/model -o compare.html",),
     "gate": (
         "oversmooth gate path/to/model --data texts.txt --max-cosine 0.95 --min-effective-rank-share 0.05",

@@ -1,10 +1,11 @@
-"""`oversmooth report` and `compare`: one HTML page."""
+"""`oversmooth report` and `compare`: one page."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oversmooth.commands import completion
 from oversmooth.commands.options import (
     DataOption,
     Device,
@@ -13,7 +14,7 @@ from oversmooth.commands.options import (
 )
 from oversmooth.commands.reading import reads_data, words_of
 from oversmooth.data.reading import ReadingOptions
-from oversmooth.errors import BadValue
+from oversmooth.errors import BadValue, BrokenFile, UnknownName
 from oversmooth.output.terminal.progress_bars import stages
 from oversmooth.output.whole_files import require_writable, write_whole
 
@@ -31,7 +32,12 @@ def report(
         typer.Argument(help="Models, or analyses saved with --save. Default: the embedded MiniLM.", show_default=False),
     ] = None,
     data: DataOption = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("report.html"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write. Default: report.html or report.md.")
+    ] = None,
+    format: Annotated[
+        str, typer.Option(help="html, or md for pull requests.", autocompletion=completion.values("format"))
+    ] = "html",
     save: Annotated[
         Path | None, typer.Option(help="Also save the analysis as JSON; `report` and `compare` can open it again.")
     ] = None,
@@ -44,12 +50,15 @@ def report(
     *,
     reading: ReadingOptions,
 ) -> None:
-    """Write one self-contained HTML page with the verdict, the curves, the spectra and the explanation."""
+    """Write one self-contained page with the verdict, the curves, the spectra and the explanation."""
     from oversmooth.output.report.compare import compare_page
     from oversmooth.output.report.page import page_of
     from oversmooth.output.report.static import write_figures
     from oversmooth.output.report.training import read_run, training_page
 
+    if format not in completion.VALUES["format"]:
+        raise UnknownName("format", format, completion.VALUES["format"])
+    output = output or Path(f"report.{format}")
     require_writable(output, save)
     if run is not None:
         page = training_page(run, read_run(run))
@@ -63,7 +72,7 @@ def report(
         if figures is not None:
             for path in write_figures(analyses[0], figures):
                 typer.echo(path, err=True)
-    _put(page, output)
+    _put(page, output, format)
 
 
 @reads_data
@@ -86,13 +95,31 @@ def compare(
     _put(compare_page([_analysis(target, data, reading, options) for target in targets]), output)
 
 
-def _put(page: "Page", output: Path) -> None:
+def _put(page: "Page", output: Path, format: str = "html") -> None:
     """Writes the page and says what is on it."""
-    from oversmooth.output.report import write_page
+    if format == "md":
+        from oversmooth.output.report.markdown import markdown_of
 
-    write_page(page, output)
+        text = markdown_of(page)
+        write_whole(output, lambda partial: partial.write_text(text, encoding="utf-8"))
+    else:
+        from oversmooth.output.report import write_page
+
+        write_page(page, output)
     typer.echo(page.verdict)
     typer.echo(f"report: {output.absolute()}")
+
+
+def saved_analysis(path: Path) -> "Analysis":
+    """What `oversmooth report --save` wrote."""
+    from oversmooth.models.stores.files import LARGEST_JSON, LocalFolder, read_small
+    from oversmooth.results import Analysis
+    from oversmooth.results.json_text import json_object
+
+    if not path.is_file():
+        raise BrokenFile(str(path), SAVED, "no such file", "Check the path.")
+    content = read_small(LocalFolder(path.parent), path.name, LARGEST_JSON)
+    return Analysis.from_dict(json_object(content, str(path), SAVED), where=str(path))
 
 
 def _analysis(target: str, data: str | None, reading: ReadingOptions, options: dict[str, Any]) -> "Analysis":
@@ -101,14 +128,10 @@ def _analysis(target: str, data: str | None, reading: ReadingOptions, options: d
 
     from oversmooth.analysis import analyze
     from oversmooth.models.opening import local_path
-    from oversmooth.models.stores.files import LARGEST_JSON, LocalFolder, read_small
-    from oversmooth.results import Analysis
-    from oversmooth.results.json_text import json_object
 
     path = local_path(target)
     if path is not None and path.suffix == ".json" and path.is_file():
-        content = read_small(LocalFolder(path.parent), path.name, LARGEST_JSON)
-        return Analysis.from_dict(json_object(content, target, SAVED), where=target)
+        return saved_analysis(path)
     words = ["oversmooth", "report", target, *(["--data", data] if data else []), *words_of(reading)]
     with stages() as stage:
         return analyze(target, data, command=shlex.join(words), stage=stage, **options, **reading)

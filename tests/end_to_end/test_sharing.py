@@ -1,0 +1,45 @@
+"""Results for others: a model card's section that the hub reads, and a report for pull requests."""
+
+import pytest
+import torch
+
+import oversmooth as osm
+from tests.command_line import oversmooth
+from tests.contract.tiny_models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    model, _ = tiny_model("bert")
+    ids = torch.randint(0, 90, (2, 12), generator=torch.Generator().manual_seed(0))
+    analysis = osm.analyze(model, [{"input_ids": ids}], solve=1, what_ifs=())
+    path = tmp_path_factory.mktemp("sharing") / "analysis.json"
+    path.write_text(analysis.to_json())
+    return path, analysis
+
+
+def test_the_card_holds_results_that_the_hub_reads(saved):
+    from huggingface_hub import ModelCard
+
+    path, analysis = saved
+    done = oversmooth("card", path, "--name", "my: model")
+    assert done.returncode == 0
+    results = ModelCard(done.stdout).data.eval_results
+    last = analysis.measurement.curve("cosine")[-1].mean
+    (cosine,) = [result.metric_value for result in results if result.metric_type == "cosine"]
+    assert cosine == pytest.approx(last, rel=1e-5)
+    assert "## Oversmoothing" in done.stdout
+    assert f"| mean cosine between tokens | {analysis.measurement.curve('cosine')[0].mean:.3f} |" in done.stdout
+
+
+def test_a_report_for_pull_requests_is_markdown(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, _ = saved
+    done = oversmooth("report", path, "--format", "md")
+    assert done.returncode == 0
+    text = (tmp_path / "report.md").read_text()
+    assert text.startswith("## oversmooth: ")
+    assert "| --- |" in text
+    assert "<" not in text
+    assert oversmooth("report", path, "--format", "pdf").stderr.startswith("error: Unknown format 'pdf'")
+    assert "cannot be read" in oversmooth("card", "nowhere.json").stderr
