@@ -204,7 +204,12 @@ def _code(arch: Arch) -> str:
             if field.name not in skip and getattr(value, field.name) not in (field.default, "", ())
         ]
 
-    own = settings(arch, skip=("paths", "proof", "name"))
+    own = settings(arch, skip=("paths", "proof", "name", "model_types"))
     paths = settings(arch.paths)
-    lines = [f"name={arch.name!r}", *own, "paths=Paths(\n        " + ",\n        ".join(paths) + ",\n    )"]
+    lines = [
+        f"name={arch.name!r}",
+        f"model_types={arch.model_types!r}",
+        *own,
+        "paths=Paths(\n        " + ",\n        ".join(paths) + ",\n    )",
+    ]
     return "Arch(\n    " + ",\n    ".join(lines) + ",\n)"

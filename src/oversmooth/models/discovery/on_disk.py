@@ -8,7 +8,8 @@ renames, fused and split weights need no knowledge of ours.
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -64,7 +65,8 @@ def _skeleton(config: Mapping[str, Any]) -> nn.Module | None:
 
         if config.get("model_type") not in CONFIG_MAPPING:
             return None
-        return layout_skeleton(config)
+        with _quiet_transformers():
+            return layout_skeleton(config)
     except ImportError:
         return None
     except BUILD_ERRORS as error:
@@ -88,9 +90,25 @@ def _timm_skeleton(config: Mapping[str, Any]) -> nn.Module | None:
 
 def _saved(model: Any) -> dict[str, Tensor]:
     """The tensors of a model by the names that it has on disk."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _quiet_transformers():
         model.save_pretrained(folder, max_shard_size="500GB")
         return {name: value for file in Path(folder).glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Its bars and remarks would be about a model that nobody asked for."""
+    from transformers.utils import logging
+
+    had_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()
 
 
 def _renamed(arch: Arch, live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> Arch:
