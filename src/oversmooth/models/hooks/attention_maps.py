@@ -111,6 +111,7 @@ class _Watch(TorchFunctionMode):
         self._armed: Awaited | None = None
         self._taken: dict[Layer, AttentionMaps] = {}
         self._values: dict[int, Awaited] = {}
+        self._held: list[Tensor] = []
         self._exponentials = WeakTensorKeyDictionary()
 
     def watch_for(self, owner: nn.Module, attribute: str, armed: Awaited) -> None:
@@ -118,6 +119,7 @@ class _Watch(TorchFunctionMode):
         weight = owner._parameters.get(attribute)
         if weight is not None:
             self._values[id(weight)] = armed
+            self._held.append(weight)  # where weights come and go, no other tensor may get its id
 
     def arm(self, awaited: Awaited) -> None:
         self._taken.pop(awaited.layer, None)
