@@ -154,7 +154,7 @@ def test_attention_to_padding_is_refused():
 def test_a_kernel_that_cannot_be_watched_is_named_with_what_to_do():
     watch = _Watch()
     with watch:
-        watch.arm(("", 4), "layer 4")
+        watch.arm(Awaited(("", 4), "layer 4", None))
     with pytest.raises(NoAttentionMaps, match="layer 4") as caught:
         watch.take(("", 4))
     for piece in ("kernel", 'attn_implementation="sdpa"', "eager"):
