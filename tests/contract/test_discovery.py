@@ -1,5 +1,7 @@
 """Running a model of a declared family shows what its declaration says."""
 
+import random
+
 import pytest
 import torch
 
@@ -8,10 +10,14 @@ from oversmooth.models.discovery.discovery import discover_module, own_stack
 from oversmooth.models.opening import open_source
 from oversmooth.models.sizes import sizes_of
 from oversmooth.models.stores.module import tensors_of
-from tests.contract.tiny_models import EACH_FAMILY, tiny_model
+from tests.contract.tiny_models import ALL, tiny_model
+
+QUICK = random.Random(0).sample(sorted(ALL), 8)
+"""A seeded sample for every run of the tests; all cases run with `make test-slow`."""
+EACH = [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in ALL]
 
 
-@pytest.mark.parametrize("case", EACH_FAMILY)
+@pytest.mark.parametrize("case", EACH)
 def test_discovery_finds_what_is_declared(case: str) -> None:
     model, inputs = tiny_model(case)
     found = discover_module(model, inputs, target=case)
