@@ -34,6 +34,8 @@ LEAST_HOLD = 0.125
 """The longest step that is tried: longer ones mostly lead away."""
 ENOUGH = 4e-3
 """Fall of the squared distance per round, relative to the square of H, below which the search ends."""
+NOTHING = 1e-6
+"""Eigenvalues below this, relative to the largest, are zero but for rounding."""
 LEAST_WEIGHT = 1e-3
 """Least weight of a direction, relative to the largest, where directions are made orthonormal together."""
 
@@ -56,7 +58,7 @@ class Start:
 def nearest(heads: Heads, w_v: Values, w_o: Outputs, low: float, high: float) -> Start:
     """The columns and eigenvalues that the search ends at."""
     given = _Given(heads, w_v, w_o, low, high)
-    found = given.seen(_polar(given.own_directions()))
+    found = given.seen(_orthonormal(*given.own_directions()))
     hold = 1.0
     for _ in range(ROUNDS):
         moved = given.seen(_polar(given.ahead(found, hold)))
@@ -113,10 +115,10 @@ class _Given:
         self.writes = summed_over_groups(w_o, heads.n_kv).flatten(1).contiguous()
         self.size = ((self.writes.T @ self.writes) * (self.reads @ self.reads.T)).sum().item()
 
-    def own_directions(self) -> Float[Tensor, "d_model channel"]:
+    def own_directions(self) -> tuple[Float[Tensor, "d_model channel"], Float[Tensor, " channel"]]:
         """For every value head the directions in which clipping the symmetric part of its map loses least.
 
-        Weighted with what is left of their eigenvalues, so that large ones move least when all are made orthonormal.
+        Beside them the size of what is left of their eigenvalues: large ones move least when all are made orthonormal.
         """
         found, weights = [], []
         for reads, writes in zip(self.w_v, self.writes.split(self.heads.d_head, 1), strict=True):
@@ -128,7 +130,7 @@ class _Given:
             best = gain.argsort(descending=True)[: self.heads.d_head]
             found.append(span @ vectors[:, best])
             weights.append(clipped[best].abs())
-        return torch.cat(found, 1) * _not_nothing(torch.cat(weights))
+        return torch.cat(found, 1), torch.cat(weights)
 
     def seen(self, columns: Float[Tensor, "d_model channel"]) -> _Seen:
         """The columns, turned so that for every head its own map and the layer's together are diagonal in them."""
@@ -156,6 +158,18 @@ class _Given:
         gradient = seen.layer_images * totals[:, None] + (seen.own_images * seen.lambdas[:, :, None]).sum(1)
         longest = seen.layer_images.norm(dim=1).max().item() + seen.own_images.norm(dim=2).max().item()
         return _joined(gradient + seen.columns * _not_nothing(totals.abs() * (hold * longest))[:, None])
+
+
+def _orthonormal(
+    directions: Float[Tensor, "d_model channel"], weights: Float[Tensor, " channel"]
+) -> Float[Tensor, "d_model channel"]:
+    """Orthonormal columns near the directions; those without an eigenvalue are arbitrary and take what the others leave."""
+    matters = weights > NOTHING * weights.max()
+    columns = torch.empty_like(directions)
+    columns[:, matters] = _polar(directions[:, matters] * _not_nothing(weights[matters])) if matters.any() else 0
+    first = torch.cat([columns[:, matters], directions[:, ~matters]], 1)
+    columns[:, ~matters] = torch.linalg.qr(first).Q[:, int(matters.sum()) :]
+    return columns
 
 
 def _not_nothing(weights: Tensor) -> Tensor:
