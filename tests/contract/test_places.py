@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from oversmooth.measurement.measurement import measure
-from oversmooth.models.hooks.places import PLACES, observed
+from oversmooth.models.hooks.places import PLACES, ObserverFailed, observed
 from oversmooth.models.opening import open_source
 from tests.contract.tiny_models import ALL, TINY, tiny_model
 
@@ -118,8 +118,12 @@ def test_hooks_are_gone_after_the_context_even_on_error():
     model, inputs = tiny_model("bert")
     source = open_source(model)
     before = _hook_count(model)
-    with pytest.raises(ZeroDivisionError), observed(source.stacks(), source.store, _explode, lambda *_: True):
+    with (
+        pytest.raises(ObserverFailed) as caught,
+        observed(source.stacks(), source.store, _explode, lambda *_: True),
+    ):
         model(**inputs)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert _hook_count(model) == before
 
 
