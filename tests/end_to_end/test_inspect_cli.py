@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import oversmooth as osm
 from oversmooth import cli
 from oversmooth.models import verify as verify_module
+from oversmooth.models.discovery import proof
 from oversmooth.models.families import ARCHITECTURES, REFUSED
 from oversmooth.results import Inspection, Verification
 from tests.contract.tiny_models import tiny_model
@@ -250,7 +251,7 @@ def test_verify_prints_the_error_of_every_layer_and_exits_with_0(oversmooth, fol
 
 
 def test_verify_exits_with_1_when_the_declaration_does_not_fit(oversmooth, folder, monkeypatch):
-    monkeypatch.setattr(verify_module, "value_map", lambda weights, x: 1.01 * x.double())
+    monkeypatch.setattr(proof, "value_map", lambda weights, x, has_bias: 1.01 * x.double())
     code, out, _ = oversmooth("verify", folder)
     assert code == 1
     assert "does not fit" in out
@@ -362,7 +363,7 @@ BAD_INPUT = {
     "two candidate models": (two_models, ("a.safetensors, b.safetensors", "Point at one file", "oversmooth inspect")),
     "a config that is no JSON": (
         lambda folder: (folder / "config.json").write_text("{oops"),
-        ("expected a JSON object", "found something else", "copy the file again"),
+        ("expected a JSON object", "found no JSON", "copy the file again"),
     ),
 }
 
@@ -392,7 +393,7 @@ def test_the_config_mismatch_of_a_live_load_is_no_traceback(oversmooth, folder):
     edit_config(folder, intermediate_size=7)
     code, out, err = oversmooth("verify", folder)
     assert (code, out) == (2, "")
-    assert "cannot be run" in err
+    assert "does not hold every weight" in err
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 import typer
 
-from oversmooth.cli import app
+from oversmooth.commands.app import app
 from oversmooth.errors import BrokenFile, NotWritable, RunFailed, TargetNotFound, UnknownName
 from oversmooth.models.embedded import minilm_folder
 from oversmooth.output.report.render import render
