@@ -39,7 +39,15 @@ def run(*arguments: object, before: str = "", shell: str = "", **options) -> sub
     command = [sys.executable, "-c", f"{before}\n{RUN}", *map(str, arguments)]
     if shell:
         command = ["bash", "-c", f'"$@" {shell}', "bash", *command]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        **options,
+    )
 
 
 @pytest.fixture(scope="module")

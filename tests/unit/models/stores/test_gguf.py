@@ -17,7 +17,6 @@ from oversmooth.errors import (
     ConfigMismatch,
     PackedWeights,
     RefusedArchitecture,
-    UnidentifiedWeights,
     UnknownArchitecture,
 )
 from oversmooth.models.families import ARCHITECTURES
@@ -282,7 +281,7 @@ def test_blocks_that_are_missing_are_refused(tmp_path):
 
 def test_a_file_without_attention_is_refused(tmp_path):
     path = write(tmp_path / "x.gguf", "llama", VALUE, {"head_count": 4}, blocks=1)
-    with pytest.raises(UnidentifiedWeights):
+    with pytest.raises(AdapterMismatch, match="attention layers under its names"):
         osm.inspect(path)
 
 
