@@ -10,6 +10,8 @@ from oversmooth.errors.base import OversmoothError, close_to, some_of
 class TargetNotFound(OversmoothError):
     target: str
     tried: Sequence[str]
+    advice: str = ""
+    """What the last place that was tried advises, such as to log in."""
 
     @property
     def problem(self) -> str:
@@ -17,7 +19,8 @@ class TargetNotFound(OversmoothError):
 
     @property
     def next_step(self) -> str:
-        return "A target is a model folder, a .safetensors, .bin, .pt or .gguf file, a URL, a hub id or a timm name."
+        kinds = "A target is a model folder, a .safetensors, .bin, .pt or .gguf file, a URL, a hub id or a timm name."
+        return f"{self.advice} {kinds}".lstrip()
 
 
 @dataclass(eq=False)

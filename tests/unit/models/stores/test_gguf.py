@@ -13,6 +13,7 @@ from gguf.quants import dequantize, quantize
 
 import oversmooth as osm
 from oversmooth.errors import (
+    AdapterMismatch,
     BrokenFile,
     ConfigMismatch,
     PackedWeights,
