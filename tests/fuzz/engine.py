@@ -104,10 +104,12 @@ def _work(judge: Judge, batch: list[int], pipe: int) -> None:
         os.write(pipe, json.dumps({"start": index}).encode() + b"\n")
         try:
             result = judge(index)
-        except BaseException:  # whatever escapes is what is looked for
+        except BaseException as error:  # whatever escapes is what is looked for
             last = traceback.format_exc().strip().splitlines()
             places = [line.strip() for line in last if "/oversmooth/" in line][-1:]
-            result = Result(index, "", "raised", " ".join([*places, last[-1]])[:500])
+            is_full = isinstance(error, MemoryError) or "allocate memory" in str(error)
+            what = [f"over {protect / 2**20:.0f} MB of memory"] if is_full else []
+            result = Result(index, "", "raised", " ".join([*what, *places, last[-1]])[:500])
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
         if used > BYTES and not result.failure:
             result = Result(index, result.kind, result.outcome, f"{used / 2**20:.0f} MB of memory", result.note)

@@ -7,6 +7,7 @@ from typing import TypedDict
 from oversmooth.errors import BadValue
 
 LARGEST_SEED = 2**64 - 1
+LARGEST_COUNT = 2**31 - 1
 """Beyond which torch's generators take no seed."""
 
 
@@ -58,6 +59,8 @@ class Reading:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise BadValue(name, value, f"at least {least}")
+            if value is not None and value > LARGEST_COUNT:
+                raise BadValue(name, value, f"at most {LARGEST_COUNT}")
         if not 0 <= self.seed <= LARGEST_SEED:
             raise BadValue("seed", self.seed, "between 0 and 2^64 - 1")
         if self.std is not None and not all(value > 0 for value in _numbers(self.std)):
