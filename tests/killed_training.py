@@ -10,7 +10,6 @@ import sys
 
 import safetensors.torch
 import torch
-from transformers.trainer_callback import CallbackHandler
 
 from oversmooth.cli import main as command_line
 
@@ -18,6 +17,8 @@ MOMENTS = ("step", "half_written", "before_rename", "after_rename", "final_model
 
 
 def main() -> None:
+    from transformers.trainer_callback import CallbackHandler  # behind oversmooth, whose import hook it may need
+
     moment, count, *arguments = sys.argv[1:]
     left = int(count)
 
