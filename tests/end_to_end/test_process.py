@@ -33,6 +33,12 @@ home.{name} = watched
 """
 
 
+def _heed_signals() -> None:
+    """Background jobs of a shell ignore the one, `nohup` the other; their children would too."""
+    for name in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(name, signal.SIG_DFL)
+
+
 def run(*arguments: object, before: str = "", shell: str = "", **options) -> subprocess.CompletedProcess[str]:
     """`oversmooth ARGUMENTS` after `before` in a process of its own; `shell` is what follows it on the command line."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
@@ -45,7 +51,7 @@ def run(*arguments: object, before: str = "", shell: str = "", **options) -> sub
         capture_output=True,
         text=True,
         timeout=120,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        preexec_fn=_heed_signals,
         **options,
     )
 
