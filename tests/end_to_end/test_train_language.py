@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 import oversmooth as osm
 from oversmooth.environment.threads import one_thread
 from oversmooth.output.report.training import read_run
-from oversmooth.training.recipes.language import budget, kind
+from oversmooth.training.recipes.language import budget, job
 from oversmooth.training.recipes.language.budget import triangle
 from oversmooth.training.recipes.runner import RunRequest
 from oversmooth.training.recipes.train import train
@@ -43,7 +43,7 @@ SETTINGS = [word for setting in TINY for word in ("--set", setting)]
 def _cache(tmp_path_factory):
     """One cache for all tests here, and not that of the user."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv(kind.CACHE, str(tmp_path_factory.mktemp("cache")))
+        patched.setenv(job.CACHE, str(tmp_path_factory.mktemp("cache")))
         yield
 
 
@@ -130,7 +130,7 @@ def test_accumulated_parts_of_unequal_size_are_the_same_step_as_the_whole_batch(
 def test_steps_clip_decay_and_batch_are_what_the_recipe_says(tmp_path, monkeypatch):
     """One hand-made step of AdamW beside the run: the first update of every weight."""
     seen = {}
-    build = kind.build_model
+    build = job.build_model
 
     def kept(recipe, vocabulary):
         model = build(recipe, vocabulary)
@@ -138,14 +138,14 @@ def test_steps_clip_decay_and_batch_are_what_the_recipe_says(tmp_path, monkeypat
         seen["model"] = model
         return model
 
-    monkeypatch.setattr(kind, "build_model", kept)
+    monkeypatch.setattr(job, "build_model", kept)
     trained(tmp_path / "run", "training.steps=1", "optimizer.weight_decay=0.5")
     recipe = kind_recipe("training.steps=1")
-    corpus = kind.load_corpus(recipe.data, None)
+    corpus = job.load_corpus(recipe.data, None)
     vocabulary = int(corpus.facts["vocabulary"])
-    reading = kind.Reading(corpus, seed=0, shuffle=True)
-    plan = kind.plan_of(recipe)
-    batches = kind.StepBatches(reading, plan, steps=1, mask=0.25, vocabulary=vocabulary, seed=0)
+    reading = job.Reading(corpus, seed=0, shuffle=True)
+    plan = job.plan_of(recipe)
+    batches = job.StepBatches(reading, plan, steps=1, mask=0.25, vocabulary=vocabulary, seed=0)
     batch = batches[0]
     assert len(batch["input_ids"]) == 4
     model = build(recipe, vocabulary)
@@ -171,14 +171,14 @@ def kind_recipe(*more):
 
 def test_bfloat16_is_autocast_and_the_weights_stay_in_full_precision(tmp_path, monkeypatch):
     kinds = set()
-    build = kind.build_model
+    build = job.build_model
 
     def watched(recipe, vocabulary):
         model = build(recipe, vocabulary)
         model.encoder.layers[0].ffn.dense_in.register_forward_hook(lambda m, a, y: kinds.add((m.training, y.dtype)))
         return model
 
-    monkeypatch.setattr(kind, "build_model", watched)
+    monkeypatch.setattr(job, "build_model", watched)
     trained(tmp_path / "run", "training.steps=2", "hardware.precision=bfloat16")
     assert (True, torch.bfloat16) in kinds
     assert {tensor.dtype for tensor in weights(tmp_path / "run").values()} == {torch.float32}
@@ -195,7 +195,7 @@ def test_a_budget_of_hours_ends_by_the_clock_and_is_taken_up_again(tmp_path, mon
             time[0] += 360.0  # every step takes a tenth of the hour
             return super().batch_of(step)
 
-    monkeypatch.setattr(kind, "ClockPlan", FakeClock)
+    monkeypatch.setattr(job, "ClockPlan", FakeClock)
     hours = ("training.budget_hours=1.0", "training.steps=1000", "watch.save_every=4")
     run = trained(tmp_path / "run", *hours)
     points = [p for p in read_run(tmp_path / "run" / "metrics.jsonl") if "learning_rate" in p]
