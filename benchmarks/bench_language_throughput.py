@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from oversmooth.training.recipes.language.corpus import Corpus
 from oversmooth.training.recipes.language.masking import masked
-from oversmooth.training.recipes.runner import RunRequest, run
+from oversmooth.training.recipes.runner import RunRequest, train_job
 from oversmooth.training.recipes.train import kind_of, load_recipe
 
 STEPS, ROUNDS, LIMIT, BATCH, LENGTH, VOCABULARY = 4, 2, 0.95, 8, 128, 32768
@@ -57,7 +57,7 @@ def recipe_seconds(data: Corpus, out: Path, variant: str) -> list[float]:
     ends: list[float] = []
     request = RunRequest(name="pile-bert-steps", out=out, overrides=SETTINGS, variant=variant)
     job = kind_of("language").job(load_recipe("pile-bert-steps", SETTINGS), None, request)
-    manifest = run(job, request, lambda done, total: ends.append(time.perf_counter())).manifest
+    manifest = train_job(job, request, lambda done, total: ends.append(time.perf_counter())).manifest
     assert manifest.steps == STEPS == len(ends), "no step was left out"
     return [after - before for before, after in itertools.pairwise(ends)]
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from oversmooth.training.recipes.manifest import Manifest
-from oversmooth.training.recipes.runner import RunRequest, run
+from oversmooth.training.recipes.runner import RunRequest, train_job
 from oversmooth.training.recipes.train import kind_of, load_recipe
 from oversmooth.training.recipes.vision.augment import TrainingBatch, TrainingImages, training_transform
 from oversmooth.training.recipes.vision.draws import DrawSampler
@@ -60,7 +60,7 @@ def recipe_seconds(data: Path, out: Path, settings: tuple[str, ...]) -> list[flo
     recipe = load_recipe("cifar100", settings)
     request = RunRequest(name="cifar100", out=out, overrides=settings)
     job = kind_of("vision").job(recipe, str(data), request)
-    manifest: Manifest = run(job, request, lambda done, total: ends.append(time.perf_counter())).manifest
+    manifest: Manifest = train_job(job, request, lambda done, total: ends.append(time.perf_counter())).manifest
     assert manifest.steps == STEPS == len(ends), "no step was left out"
     return [after - before for before, after in itertools.pairwise(ends)]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from training_tables import save
 
 from oversmooth.training.reproduce.experiments import DEEP, runs_of
+from oversmooth.training.reproduce.materials import Materials, Trained
 from oversmooth.training.reproduce.trained import SMOOTHS
-from oversmooth.training.reproduce.workshop import Trained, Workshop
 
 VARIANTS = ("sharpen", "sharpen-measured")
 TITLE = "Sharpened vision transformers of 12 layers on digits: the plain interval and that of the map that acts"
@@ -48,10 +48,10 @@ def row(run: Trained, variant: str, seed: int) -> dict[str, object]:
 
 
 def main() -> None:
-    workshop = Workshop(out=Path(sys.argv[1]), targets=())
-    wanted = runs_of(DEEP, VARIANTS)
-    workshop.train(wanted)
-    rows = [row(workshop.trained(each), each.variant, each.seed) for each in wanted]
+    materials = Materials(out=Path(sys.argv[1]), targets=())
+    planned = runs_of(DEEP, VARIANTS)
+    materials.train(planned)
+    rows = [row(materials.trained(each), each.variant, each.seed) for each in planned]
     lines = [
         f"# {TITLE}",
         "",

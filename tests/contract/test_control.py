@@ -14,7 +14,7 @@ import oversmooth as osm
 from oversmooth.control.parametrizations import parametrized
 from oversmooth.errors import BadValue, CannotControl, ForgottenBake, NotSupported, TooManyValueDirections, UnknownName
 from oversmooth.models.discovery.proof import value_map
-from oversmooth.models.live import run
+from oversmooth.models.live import call_model
 from oversmooth.models.opening import open_source
 from oversmooth.models.verify import require_fit
 from tests.contract.tiny_models import EACH_FAMILY, TIMM, TINY, tiny_model
@@ -33,7 +33,7 @@ def tensors(output) -> list[torch.Tensor]:
 
 def outputs(model: nn.Module, inputs) -> list[torch.Tensor]:
     torch.manual_seed(0)  # one of the families shuffles its tokens
-    return tensors(run(model, inputs))
+    return tensors(call_model(model, inputs))
 
 
 def loss_of(model: nn.Module, inputs) -> torch.Tensor:
@@ -388,12 +388,12 @@ def test_a_constrained_timm_model_saves_its_ordinary_weights_and_a_strict_load_t
     other, _ = tiny_model("timm-vit", seed=1)
     osm.sharpen(model)
     with torch.no_grad():
-        expected = run(model, inputs)
+        expected = call_model(model, inputs)
     with pytest.raises(RuntimeError, match=r"Unexpected key\(s\).*eigenbasis"):
         other.load_state_dict(model.state_dict())
     other.load_state_dict(model.state_dict(), strict=False)
     with torch.no_grad():
-        torch.testing.assert_close(run(other, inputs), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(call_model(other, inputs), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_timm_loads_the_baked_state_dict(tmp_path):
@@ -401,9 +401,9 @@ def test_timm_loads_the_baked_state_dict(tmp_path):
     other, _ = tiny_model("timm-vit", seed=1)
     osm.sharpen(model)
     with torch.no_grad():
-        expected = run(model, inputs)
+        expected = call_model(model, inputs)
         other.load_state_dict(osm.bake(model).state_dict())
-        torch.testing.assert_close(run(other, inputs), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(call_model(other, inputs), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_baking_a_copy_leaves_the_model_in_training_as_it_was():
@@ -451,12 +451,12 @@ def test_a_deep_copy_trains_on_its_own(basis):
     osm.sharpen(model, basis=basis)
     twin = copy.deepcopy(model)
     with torch.no_grad():
-        before = run(model, inputs)
+        before = call_model(model, inputs)
     loss_of(twin, inputs).backward()
     torch.optim.SGD(twin.parameters(), lr=0.1).step()
     with torch.no_grad():
-        torch.testing.assert_close(run(model, inputs), before, rtol=0, atol=0)
-        assert not torch.allclose(run(twin, inputs), before)
+        torch.testing.assert_close(call_model(model, inputs), before, rtol=0, atol=0)
+        assert not torch.allclose(call_model(twin, inputs), before)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -502,16 +502,16 @@ def test_autocast_trains_and_keeps_the_interval(dtype, basis):
 
 COMPILED = """
 import torch, oversmooth as osm
-from oversmooth.models.live import run
+from oversmooth.models.live import call_model
 from tests.contract.test_control import gradients, loss_of
 from tests.contract.tiny_models import tiny_model
 
 torch.set_num_threads(1)
 model, inputs = tiny_model("timm-vit")
 osm.sharpen(model, basis={basis!r})
-expected_output, expected = run(model, inputs), gradients(model, inputs)
+expected_output, expected = call_model(model, inputs), gradients(model, inputs)
 compiled = torch.compile(model, fullgraph=True)
-torch.testing.assert_close(run(compiled, inputs), expected_output, rtol=1e-4, atol=1e-4)
+torch.testing.assert_close(call_model(compiled, inputs), expected_output, rtol=1e-4, atol=1e-4)
 model.zero_grad()
 loss_of(compiled, inputs).backward()
 for name, parameter in model.named_parameters():

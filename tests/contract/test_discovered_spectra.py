@@ -13,7 +13,7 @@ import oversmooth as osm
 from oversmooth.models.discovery.known import discovered, known_inputs
 from oversmooth.models.discovery.skeleton import small_skeletons
 from oversmooth.models.identify import declared_for
-from oversmooth.models.live import run
+from oversmooth.models.live import call_model
 from oversmooth.models.opening import open_source
 from oversmooth.models.stores.module import describe
 
@@ -88,7 +88,7 @@ def brute_force(model: nn.Module, value: nn.Module, output: nn.Module, width: in
             for token in (torch.zeros(width), *torch.eye(width)):
                 before = len(seen)
                 with fed(value, token):
-                    run(model, inputs)
+                    call_model(model, inputs)
                 del seen[before + 1 :]  # a layer that runs several times shows the same map each time
     finally:
         handle.remove()

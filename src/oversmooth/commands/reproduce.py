@@ -54,16 +54,16 @@ def reproduce(
     import shlex
     import sys
 
+    from oversmooth.training.reproduce.materials import Materials
     from oversmooth.training.reproduce.reproduction import found_models
     from oversmooth.training.reproduce.reproduction import reproduce as reproduce_
-    from oversmooth.training.reproduce.workshop import Workshop
 
     with stages() as stage:
-        workshop = Workshop(
+        materials = Materials(
             out=out, targets=(*found_models(), *(model or ())), is_quick=quick, trains=train, stage=stage
         )
-        workshop.require_place(resume)
-        findings = reproduce_(claims, workshop, shlex.join(["oversmooth", *sys.argv[1:]]))
+        materials.require_place(resume)
+        findings = reproduce_(claims, materials, shlex.join(["oversmooth", *sys.argv[1:]]))
     if quick:
         typer.echo("A smoke check: nothing has converged, and no verdict below is evidence.")
     for each in claims:

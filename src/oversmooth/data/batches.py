@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from oversmooth.errors import OversmoothError, WrongBatch, first_line
 from oversmooth.models.hooks.places import ObserverFailed
 from oversmooth.models.inputs import AUDIO, IMAGE, TEXT, image_shape, is_composite, vocabulary_size
-from oversmooth.models.live import run
+from oversmooth.models.live import call_model
 from oversmooth.models.source import Stack
 from oversmooth.models.stores.elsewhere import device_of
 
@@ -120,7 +120,7 @@ def _decoder_inputs(config: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> 
 def run_checked(model: nn.Module, config: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
     """Runs the model. What it cannot take becomes a `WrongBatch` with its own words; what an observer raises stays."""
     try:
-        return run(model, inputs)
+        return call_model(model, inputs)
     except ObserverFailed as failed:  # not the model, nor the data: the error itself, with where it happened
         error = failed.__cause__
         assert error is not None, "an observer fails with an error"

@@ -137,7 +137,7 @@ def _uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if parts else nullcontext()
 
 
-def run(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+def call_model(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
     """Calls the model on inputs by name; the name `""` stands for the one positional argument."""
     named = {name: value for name, value in inputs.items() if name}
     return model(inputs[""], **named) if "" in inputs else model(**named)

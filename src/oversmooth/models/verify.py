@@ -16,7 +16,7 @@ from oversmooth.errors import AdapterMismatch, NotLive
 from oversmooth.models.discovery.known import known_inputs
 from oversmooth.models.discovery.proof import EqualTokenCheck, equal_tokens
 from oversmooth.models.examples import examples
-from oversmooth.models.live import load_model, quiet_eval, run
+from oversmooth.models.live import call_model, load_model, quiet_eval
 from oversmooth.models.offload import is_offloaded
 from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
@@ -66,7 +66,7 @@ def verify(
     checks = [check for stack in stacks for check in _prepare(stack, log, generator)]
     tests = [check.test for check in checks]
     with quiet_eval(model), acting_merged(model), live.store.in_use() as tensors, equal_tokens(tensors, tests):
-        run(model, batch)
+        call_model(model, batch)
     if broken := [check for check in checks if not math.isfinite(check.test.error)]:
         what = " ".join(["layer", str(broken[0].index), *([f"of {broken[0].label}"] if broken[0].label else [])])
         raise NotLive(source.target, "verify", f"{what} returns values that are NaN or infinite")

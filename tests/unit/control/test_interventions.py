@@ -16,7 +16,7 @@ from oversmooth.control.attention_calls import Product, Visible, visible_in
 from oversmooth.control.eigenbasis import Heads
 from oversmooth.control.rules import GFSA, RULES, AttnScale, Centered, ContraNorm, FeatScale, LayerFacts
 from oversmooth.errors import BadValue, CannotControl, UnknownName
-from oversmooth.models.live import run
+from oversmooth.models.live import call_model
 from tests.contract.test_control import loss_of, outputs
 from tests.contract.tiny_models import EACH_FAMILY, tiny_model
 
@@ -287,7 +287,7 @@ def test_neutreno_and_value_residual_are_their_formulas():
             o = mix(F.scaled_dot_product_attention(q, k, v), v, first)
             h = h + mixer.out_proj(o.transpose(1, 2).flatten(2))
         osm.apply(stack, name, **({"strength": 0.6} if name == "neutreno" else {}))
-        torch.testing.assert_close(run(stack, inputs), h, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(call_model(stack, inputs), h, rtol=1e-4, atol=1e-5)
         osm.unapply(stack)
 
 
@@ -596,18 +596,18 @@ def test_attention_that_nobody_can_see_into_is_refused_when_it_runs():
     model.set_attn_implementation("hidden")
     osm.apply(model, "attnscale")
     with pytest.raises(CannotControl, match=r"0 calls of fused attention") as raised, torch.no_grad():
-        run(model, inputs)
+        call_model(model, inputs)
     assert "attn_implementation='sdpa'" in str(raised.value)
     torch.softmax(torch.zeros(2, 2, 2), -1)  # no interception is left behind
     model.set_attn_implementation("sdpa")
-    run(model, inputs)
+    call_model(model, inputs)
 
 
 def test_an_error_inside_attention_leaves_no_interception_behind():
     model, inputs = applied("timm-vit", "centered")
     model.blocks[1].attn.proj.register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run(model, inputs)
+        call_model(model, inputs)
     from torch.overrides import _get_current_function_mode_stack
 
     assert not _get_current_function_mode_stack()
@@ -615,15 +615,15 @@ def test_an_error_inside_attention_leaves_no_interception_behind():
 
 COMPILED = """
 import torch, oversmooth as osm
-from oversmooth.models.live import run
+from oversmooth.models.live import call_model
 from tests.contract.tiny_models import tiny_model
 from tests.unit.control.test_interventions import applied
 
 torch.set_num_threads(1)
 for name in ("attnscale", "featscale"):
     model, inputs = applied("timm-vit", name)
-    expected = run(model, inputs)
-    torch.testing.assert_close(run(torch.compile(model), inputs), expected, rtol=1e-4, atol=1e-4)
+    expected = call_model(model, inputs)
+    torch.testing.assert_close(call_model(torch.compile(model), inputs), expected, rtol=1e-4, atol=1e-4)
     torch.compiler.reset()
 """
 

@@ -87,7 +87,7 @@ def place_held(request: RunRequest) -> Iterator[None]:
         yield
 
 
-def run(job: Job, request: RunRequest, progress: Progress = no_progress) -> Run:
+def train_job(job: Job, request: RunRequest, progress: Progress = no_progress) -> Run:
     """Trains, evaluates, bakes, analyses and writes; resumes from the last whole checkpoint where that is asked for."""
     arguments = _training_arguments(job, request)
     torch.manual_seed(request.seed)

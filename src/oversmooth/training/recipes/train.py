@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from oversmooth.errors import BadValue, UnknownName
 from oversmooth.results import Progress, no_progress
 from oversmooth.training.recipes.job import Job
-from oversmooth.training.recipes.runner import Run, RunRequest, place_held, run
+from oversmooth.training.recipes.runner import Run, RunRequest, place_held, train_job
 from oversmooth.training.recipes.schema import Recipe, overridden, parsed, read_recipe
 
 KINDS = ("vision", "language")
@@ -45,4 +45,4 @@ def train(request: RunRequest, data: str | None = None, progress: Progress = no_
     recipe = load_recipe(request.name, request.overrides)
     with place_held(request):
         job = kind_of(recipe.kind).job(recipe, data, request)
-        return run(job, request, progress)
+        return train_job(job, request, progress)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from oversmooth.training.reproduce.experiments import Experiment
+from oversmooth.training.reproduce.materials import Materials, Row
 from oversmooth.training.reproduce.statistics import Effect, Outcome
-from oversmooth.training.reproduce.workshop import Row, Workshop
 
 Judgement = Literal[
     "confirmed", "refuted", "no difference larger than the margin", "theorem, checked", "undecided", "not run"
@@ -104,7 +104,7 @@ class Claim:
     """By scale."""
     commands: tuple[str, ...]
     """What `full` scale runs, on a GPU."""
-    observe: Callable[[Workshop], Observations]
+    observe: Callable[[Materials], Observations]
     decide: Decide
     own_p: Callable[[Observations], float | None] = lambda observed: None
     """The p-value of a test of its own, beside its comparisons."""

@@ -14,7 +14,7 @@ from oversmooth.training.reproduce.comparisons import (
     compares,
 )
 from oversmooth.training.reproduce.experiments import DEEP, DIGITS, MINI_BERT, POSITIVE
-from oversmooth.training.reproduce.workshop import Workshop
+from oversmooth.training.reproduce.materials import Materials
 
 WRITTEN = "2026-11-16"
 HUB_MODELS = (
@@ -47,29 +47,29 @@ _SHORT = {"cpu": "nothing beyond claim 2", "full": "minutes on one GPU"}
 _UNCONSTRAINED = ((DEEP, ("vanilla",)), (MINI_BERT[-1], ("vanilla",)))
 
 
-def _parametrization(workshop: Workshop) -> Observations:
-    return {"runs": trained.training_numbers(workshop, trained.PARAMETRIZATION)}
+def _parametrization(materials: Materials) -> Observations:
+    return {"runs": trained.training_numbers(materials, trained.PARAMETRIZATION)}
 
 
-def _vision(workshop: Workshop) -> Observations:
-    return {"runs": trained.training_numbers(workshop, trained.VISION), "rates": rates_of(workshop)}
+def _vision(materials: Materials) -> Observations:
+    return {"runs": trained.training_numbers(materials, trained.VISION), "rates": rates_of(materials)}
 
 
-def _language(workshop: Workshop) -> Observations:
-    return {"runs": trained.training_numbers(workshop, trained.LANGUAGE)}
+def _language(materials: Materials) -> Observations:
+    return {"runs": trained.training_numbers(materials, trained.LANGUAGE)}
 
 
-def _baselines(workshop: Workshop) -> Observations:
+def _baselines(materials: Materials) -> Observations:
     return {
-        "runs": trained.training_numbers(workshop, trained.AGAINST),
-        "chosen": [{"variant": trained.chosen_of_ours(workshop)}],
-        "rates": rates_of(workshop),
+        "runs": trained.training_numbers(materials, trained.AGAINST),
+        "chosen": [{"variant": trained.chosen_of_ours(materials)}],
+        "rates": rates_of(materials),
     }
 
 
-def rates_of(workshop: Workshop) -> list[dict[str, object]]:
+def rates_of(materials: Materials) -> list[dict[str, object]]:
     """Validation accuracy of every variant at every rate."""
-    return [{"variant": name, "validation_accuracy": round(value, 6)} for name, value in workshop.validation.items()]
+    return [{"variant": name, "validation_accuracy": round(value, 6)} for name, value in materials.validation.items()]
 
 
 CLAIMS = (

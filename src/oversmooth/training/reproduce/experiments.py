@@ -7,7 +7,7 @@ once. On text it is a seed. `quick` is the same with so few steps that nothing h
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from oversmooth.training.reproduce.workshop import Wanted
+from oversmooth.training.reproduce.materials import PlannedRun
 
 FOLDS = 5
 RATES = (3e-4, 1e-3, 3e-3)
@@ -33,13 +33,13 @@ class Experiment:
     is_tuned: bool = False
     """Whether each variant runs at the learning rate that it chose."""
 
-    def wanted(self, variant: str, unit: int, rate: float | None = None) -> Wanted:
+    def planned(self, variant: str, unit: int, rate: float | None = None) -> PlannedRun:
         overrides = self.overrides
         if self.is_folded:
             overrides += (f"data.folds={FOLDS}", f"data.fold={unit}")
         if rate is not None:
             overrides += (f"optimizer.learning_rate={rate:g}",)
-        return Wanted(
+        return PlannedRun(
             recipe=self.recipe,
             variant=variant,
             seed=unit,
@@ -130,11 +130,11 @@ MINI_BERT = tuple(mini_bert(steps) for steps in BUDGETS)
 """Three budgets: the trend says more than one of them."""
 
 
-def runs_of(experiment: Experiment, variants: Sequence[str], rates: dict[str, float] | None = None) -> list[Wanted]:
+def runs_of(experiment: Experiment, variants: Sequence[str], rates: dict[str, float] | None = None) -> list[PlannedRun]:
     """Every unit of every variant, each at its own rate where the experiment is tuned."""
     chosen = rates or {}
     return [
-        experiment.wanted(variant, unit, chosen.get(variant) if experiment.is_tuned else None)
+        experiment.planned(variant, unit, chosen.get(variant) if experiment.is_tuned else None)
         for unit in range(experiment.units)
         for variant in variants
     ]

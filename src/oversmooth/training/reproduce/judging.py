@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from oversmooth.training.reproduce.claim import Claim, Compare, Compared, Finding, Observations
+from oversmooth.training.reproduce.materials import Row
 from oversmooth.training.reproduce.statistics import Effect, holm, outcome, paired_effect
-from oversmooth.training.reproduce.workshop import Row
 
 
 def judged(claims: Sequence[Claim], observed: Mapping[str, Observations]) -> dict[str, Finding]:

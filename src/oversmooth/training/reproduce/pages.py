@@ -5,7 +5,7 @@ from typing import Any
 
 from oversmooth.output.report.blocks import Block, Items, Page, Section, Strip, StripItem, Words, table_of
 from oversmooth.training.reproduce.claim import Claim, Finding, Observations
-from oversmooth.training.reproduce.workshop import Row
+from oversmooth.training.reproduce.materials import Row
 
 TONES = {
     "confirmed": "sharpening",

@@ -20,54 +20,54 @@ from oversmooth.training.recipes.manifest import new_session
 from oversmooth.training.reproduce.claim import Claim, Finding, Observations
 from oversmooth.training.reproduce.experiments import runs_of
 from oversmooth.training.reproduce.judging import judged
+from oversmooth.training.reproduce.materials import Materials
 from oversmooth.training.reproduce.pages import markdown_of, numbers_of, page_of
 from oversmooth.training.reproduce.tuning import chosen_rates
-from oversmooth.training.reproduce.workshop import Workshop
 
 MODELS_VARIABLE = "OVERSMOOTH_MODELS"
 """Folders of more pretrained models, for the survey: each folder in it that has a config.json."""
 
 
-def reproduce(claims: tuple[Claim, ...], workshop: Workshop, command: str = "") -> dict[str, Finding]:
+def reproduce(claims: tuple[Claim, ...], materials: Materials, command: str = "") -> dict[str, Finding]:
     """Observes and judges every claim, and writes after each observation, so that a stopped run leaves its part."""
     began = time.perf_counter()
-    manifest = _new_manifest(claims, workshop, command)
-    make_folder(workshop.out)
-    workshop.require_targets()
-    _train(claims, workshop)
+    manifest = _new_manifest(claims, materials, command)
+    make_folder(materials.out)
+    materials.require_targets()
+    _train(claims, materials)
     observed: dict[str, Observations] = {}
     findings: dict[str, Finding] = {}
     for claim in claims:
-        observed[claim.name] = claim.observe(workshop)
+        observed[claim.name] = claim.observe(materials)
         findings = judged(claims, observed)
         manifest |= {
             "seconds": round(time.perf_counter() - began, 1),
             "judgements": {name: finding.verdict.judgement for name, finding in findings.items()},
-            "models": workshop.hashes(),
-            "rates": workshop.rates,
+            "models": materials.hashes(),
+            "rates": materials.rates,
         }
         done = [each for each in claims if each.name in findings]
-        _write(workshop.out / "claims.md", markdown_of(done, findings, workshop.is_quick))
-        _write(workshop.out / "claims.html", render(page_of(done, findings, _facts(manifest), workshop.is_quick)))
-        _write(workshop.out / "claims.json", json.dumps(numbers_of(done, observed, findings), indent=1) + "\n")
-        _write(workshop.out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+        _write(materials.out / "claims.md", markdown_of(done, findings, materials.is_quick))
+        _write(materials.out / "claims.html", render(page_of(done, findings, _facts(manifest), materials.is_quick)))
+        _write(materials.out / "claims.json", json.dumps(numbers_of(done, observed, findings), indent=1) + "\n")
+        _write(materials.out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
     return findings
 
 
-def _train(claims: Sequence[Claim], workshop: Workshop) -> None:
+def _train(claims: Sequence[Claim], materials: Materials) -> None:
     """First the runs that choose learning rates, then all others together."""
-    needs = [(each.for_scale(workshop.is_quick), variants) for claim in claims for each, variants in claim.needs]
+    needs = [(each.for_scale(materials.is_quick), variants) for claim in claims for each, variants in claim.needs]
     tuned = dict.fromkeys(variant for experiment, variants in needs if experiment.is_tuned for variant in variants)
     if tuned:
-        workshop.rates = chosen_rates(workshop, tuple(tuned))
-    workshop.train([run for experiment, variants in needs for run in runs_of(experiment, variants, workshop.rates)])
+        materials.rates = chosen_rates(materials, tuple(tuned))
+    materials.train([run for experiment, variants in needs for run in runs_of(experiment, variants, materials.rates)])
 
 
-def _new_manifest(claims: tuple[Claim, ...], workshop: Workshop, command: str) -> dict[str, Any]:
+def _new_manifest(claims: tuple[Claim, ...], materials: Materials, command: str) -> dict[str, Any]:
     found = new_session(from_step=0, processes=1)
     return {
         "command": command,
-        "scale": "quick, a smoke check" if workshop.is_quick else "cpu",
+        "scale": "quick, a smoke check" if materials.is_quick else "cpu",
         "claims": [claim.name for claim in claims],
         **found.model_dump(include={"started", "hardware", "versions", "other_than_pinned", "commit"}),
     }

@@ -18,9 +18,9 @@ from oversmooth.results import Analysis, LayerPrediction
 from oversmooth.results.inspection import LayerInspection
 from oversmooth.training.reproduce.claim import Observations, Row
 from oversmooth.training.reproduce.experiments import DEEP, MINI_BERT, POSITIVE, Experiment, runs_of
+from oversmooth.training.reproduce.materials import Materials
 from oversmooth.training.reproduce.skips import Removed, why_not, without_skips
 from oversmooth.training.reproduce.trained import training_numbers
-from oversmooth.training.reproduce.workshop import Workshop
 
 TRAINED = (DEEP, MINI_BERT[-1])
 """Unconstrained models that were trained here, judged apart from the pretrained ones."""
@@ -30,14 +30,14 @@ REMOVED: tuple[Removed | None, ...] = (None, "attention", "block")
 # --- claim 1 --------------------------------------------------------------------------------------------------------
 
 
-def similarity_over_depth(workshop: Workshop) -> Observations:
+def similarity_over_depth(materials: Materials) -> Observations:
     """Mean cosine at the embedding and after the last layer, of every model on every input."""
     rows = []
-    for name, found in workshop.live_models():
+    for name, found in materials.live_models():
         for order, batch in enumerate(found.batches):
             first, last = _ends(found.live, batch)
             rows.append({"model": name, "input": order, "cosine_embedding": first, "cosine_last": last})
-    return {"inputs": rows, "left_out": workshop.left_out()}
+    return {"inputs": rows, "left_out": materials.left_out()}
 
 
 def _ends(live: LiveModel, batch: Batch) -> tuple[float | None, float | None]:
@@ -69,10 +69,10 @@ class _Named:
     analysis: Analysis
 
 
-def dominating_eigenvalue(workshop: Workshop) -> Observations:
+def dominating_eigenvalue(materials: Materials) -> Observations:
     """Every rung of every layer beside what was measured across its attention; shared weights count once."""
     rows = []
-    for named in _models(workshop):
+    for named in _models(materials):
         for layer, passes in _by_weights(named.analysis).items():
             rungs = [_mean(each.rungs[rung].mean for each in passes) for rung in range(len(passes[0].rungs))]
             rows.append(
@@ -84,7 +84,7 @@ def dominating_eigenvalue(workshop: Workshop) -> Observations:
                     **{f"rung_{number}": value for number, value in enumerate(rungs)},
                 }
             )
-    return {"layers": rows, "left_out": workshop.left_out()}
+    return {"layers": rows, "left_out": materials.left_out()}
 
 
 def _by_weights(analysis: Analysis) -> dict[str, list[LayerPrediction]]:
@@ -100,33 +100,33 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return round(sum(found) / len(found), 6) if found else None
 
 
-def _models(workshop: Workshop) -> Iterator[_Named]:
-    for name, analysis in workshop.surveyed():
+def _models(materials: Materials) -> Iterator[_Named]:
+    for name, analysis in materials.surveyed():
         yield _Named(name, "pretrained", analysis)
-    for experiment in (each.for_scale(workshop.is_quick) for each in TRAINED):
-        yield from _unconstrained(workshop, experiment)
+    for experiment in (each.for_scale(materials.is_quick) for each in TRAINED):
+        yield from _unconstrained(materials, experiment)
 
 
-def _unconstrained(workshop: Workshop, experiment: Experiment) -> Iterator[_Named]:
-    for wanted in workshop.there(runs_of(experiment, ("vanilla",), workshop.rates)):
-        run = workshop.trained(wanted)
-        yield _Named(f"{experiment.name} {wanted.seed}", "trained", run.analysis)
+def _unconstrained(materials: Materials, experiment: Experiment) -> Iterator[_Named]:
+    for planned in materials.there(runs_of(experiment, ("vanilla",), materials.rates)):
+        run = materials.trained(planned)
+        yield _Named(f"{experiment.name} {planned.seed}", "trained", run.analysis)
 
 
 # --- claim 3 --------------------------------------------------------------------------------------------------------
 
 
-def without_skip(workshop: Workshop) -> Observations:
+def without_skip(materials: Materials) -> Observations:
     """The theorem's operator without its skip, layer by layer; and real forward passes without skips, model by model."""
     computed = []
-    for named in _models(workshop):
+    for named in _models(materials):
         for layer, passes in _by_weights(named.analysis).items():
             for each in passes:
                 changed = [found for found in each.what_ifs if found.name == "no_skip" and not found.not_applicable]
                 computed += [{"model": named.model, "layer": layer, "regime": found.regime} for found in changed]
     passes_rows: list[Row] = []
     refused: list[Row] = []
-    for name, model in workshop.live_models():
+    for name, model in materials.live_models():
         if reason := why_not(model.live.stacks):
             refused.append({"model": name, "reason": reason})
             continue
@@ -134,7 +134,7 @@ def without_skip(workshop: Workshop) -> Observations:
             for removed in REMOVED:
                 last = _last_cosine(model.live, batch, removed)
                 passes_rows.append({"model": name, "input": order, "removed": removed or "none", "cosine_last": last})
-    return {"computed": computed, "passes": passes_rows, "left_out": [*workshop.left_out(), *refused]}
+    return {"computed": computed, "passes": passes_rows, "left_out": [*materials.left_out(), *refused]}
 
 
 def _last_cosine(live: LiveModel, batch: Batch, removed: Removed | None) -> float | None:
@@ -148,10 +148,10 @@ def _last_cosine(live: LiveModel, batch: Batch, removed: Removed | None) -> floa
 # --- claim 4 --------------------------------------------------------------------------------------------------------
 
 
-def sign_of_norms(workshop: Workshop) -> Observations:
+def sign_of_norms(materials: Materials) -> Observations:
     """Negative norm weights that are there, and the exponent of each layer with them turned positive."""
     rows = []
-    for named in _models(workshop):
+    for named in _models(materials):
         negative = {f"{each.stack} {each.layer}".strip(): each for each in named.analysis.inspection.layers}
         for layer, passes in _by_weights(named.analysis).items():
             change = next(each for each in passes[0].what_ifs if each.name == "positive_norms")
@@ -169,7 +169,7 @@ def sign_of_norms(workshop: Workshop) -> Observations:
                     "regime_positive": change.regime,
                 }
             )
-    return {"layers": rows, "trained": training_numbers(workshop, ((POSITIVE, ("sharpen",)), (DEEP, ("sharpen",))))}
+    return {"layers": rows, "trained": training_numbers(materials, ((POSITIVE, ("sharpen",)), (DEEP, ("sharpen",))))}
 
 
 def _negative_share(layer: LayerInspection) -> float:

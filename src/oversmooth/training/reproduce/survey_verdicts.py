@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from oversmooth.training.reproduce.claim import Compared, Observations, Verdict
+from oversmooth.training.reproduce.materials import Row
 from oversmooth.training.reproduce.statistics import LEVEL, direction, rank_correlation, sign_flip_p
-from oversmooth.training.reproduce.workshop import Row
 
 MOST_MODELS = 6
 """Independently trained models below which a survey cannot refute."""

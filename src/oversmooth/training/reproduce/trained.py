@@ -11,7 +11,7 @@ from oversmooth.training.reproduce.experiments import (
     Experiment,
     runs_of,
 )
-from oversmooth.training.reproduce.workshop import Row, Trained, Workshop
+from oversmooth.training.reproduce.materials import Materials, Row, Trained
 
 CONTROLS = ("free", "matched", "sharpen-start", "smooth-start", "no-identity")
 BASELINES = ("attnscale", "featscale")
@@ -26,14 +26,14 @@ LANGUAGE: Needs = tuple((experiment, FORMS) for experiment in MINI_BERT)
 AGAINST: Needs = ((DIGITS, ("sharpen", "smooth", *BASELINES)),)
 
 
-def training_numbers(workshop: Workshop, needs: Sequence[tuple[Experiment, Sequence[str]]]) -> list[Row]:
+def training_numbers(materials: Materials, needs: Sequence[tuple[Experiment, Sequence[str]]]) -> list[Row]:
     """One row per run: what it scored, and what its attention did."""
     rows = []
     for experiment, variants in needs:
-        small = experiment.for_scale(workshop.is_quick)
-        for wanted in workshop.there(runs_of(small, variants, workshop.rates)):
-            numbers = _numbers(workshop.trained(wanted))
-            rows.append({"setting": small.name, "variant": wanted.variant, "unit": wanted.seed, **numbers})
+        small = experiment.for_scale(materials.is_quick)
+        for planned in materials.there(runs_of(small, variants, materials.rates)):
+            numbers = _numbers(materials.trained(planned))
+            rows.append({"setting": small.name, "variant": planned.variant, "unit": planned.seed, **numbers})
     return rows
 
 
@@ -56,11 +56,11 @@ SMOOTHS = 0.05
 """A fall of log(HFC/LFC) across an attention layer that counts as smoothing."""
 
 
-def chosen_of_ours(workshop: Workshop) -> str:
+def chosen_of_ours(materials: Materials) -> str:
     """Sharpen or smooth, whichever was better on validation images at its best rate."""
     best = {
         variant: max(
-            (value for name, value in workshop.validation.items() if name.startswith(f"{variant} at ")), default=0.0
+            (value for name, value in materials.validation.items() if name.startswith(f"{variant} at ")), default=0.0
         )
         for variant in ("sharpen", "smooth")
     }

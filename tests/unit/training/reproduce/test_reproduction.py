@@ -18,9 +18,9 @@ from oversmooth.training.reproduce import trained, tuning
 from oversmooth.training.reproduce.claim import Finding, Verdict
 from oversmooth.training.reproduce.claims import CLAIMS, chosen
 from oversmooth.training.reproduce.experiments import DEEP, DIGITS, FOLDS, runs_of
+from oversmooth.training.reproduce.materials import INPUTS, Materials, PlannedRun, train_one
 from oversmooth.training.reproduce.pages import SMOKE, markdown_of, page_of
 from oversmooth.training.reproduce.reproduction import reproduce
-from oversmooth.training.reproduce.workshop import INPUTS, Wanted, Workshop, train_one
 
 # --- the table of claims --------------------------------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ def test_every_claim_says_what_decides_what_it_costs_and_what_it_does_not_show()
         assert claim.written.startswith("20")
 
 
-def every_run(is_quick: bool) -> list[Wanted]:
+def every_run(is_quick: bool) -> list[PlannedRun]:
     needs = [(each.for_scale(is_quick), variants) for claim in CLAIMS for each, variants in claim.needs]
     tuned = sorted({variant for each, variants in needs if each.is_tuned for variant in variants})
     rates = list(tuning.rate_runs(tuned, is_quick).values())
@@ -45,10 +45,10 @@ def every_run(is_quick: bool) -> list[Wanted]:
 @pytest.mark.parametrize("is_quick", [False, True])
 def test_every_run_that_a_claim_needs_has_a_recipe_that_exists(is_quick):
     needed = every_run(is_quick)
-    assert len({wanted.folder for wanted in needed}) == len(needed), "no two runs share a folder"
-    for recipe, overrides in {(wanted.recipe, wanted.overrides) for wanted in needed}:
+    assert len({planned.folder for planned in needed}) == len(needed), "no two runs share a folder"
+    for recipe, overrides in {(planned.recipe, planned.overrides) for planned in needed}:
         load_recipe(recipe, overrides)
-    for variant in {wanted.variant for wanted in needed}:
+    for variant in {planned.variant for planned in needed}:
         require_variant(variant)
 
 
@@ -72,26 +72,26 @@ def test_folds_are_units_and_a_tuned_variant_runs_at_its_own_rate():
     )
 
 
-class Rated(Workshop):
+class Rated(Materials):
     """Runs of which only the validation accuracy is known: it falls with the distance from a rate."""
 
-    def train(self, wanted):
-        self.asked = [each.folder for each in wanted]
+    def train(self, planned):
+        self.asked = [each.folder for each in planned]
 
-    def trained(self, wanted):
-        rate = float(wanted.overrides[-1].partition("=")[2])
-        best = {"sharpen": 1e-3, "smooth": 3e-3}.get(wanted.variant, 3e-4)
+    def trained(self, planned):
+        rate = float(planned.overrides[-1].partition("=")[2])
+        best = {"sharpen": 1e-3, "smooth": 3e-3}.get(planned.variant, 3e-4)
         return SimpleNamespace(manifest=SimpleNamespace(results={"eval_accuracy": 0.9 - abs(rate - best)}))
 
 
 def test_every_variant_gets_the_rate_that_its_validation_images_prefer(tmp_path):
-    workshop = Rated(out=tmp_path, targets=())
-    rates = tuning.chosen_rates(workshop, ("vanilla", "sharpen", "smooth"))
+    materials = Rated(out=tmp_path, targets=())
+    rates = tuning.chosen_rates(materials, ("vanilla", "sharpen", "smooth"))
     assert rates == {"vanilla": 3e-4, "sharpen": 1e-3, "smooth": 3e-3}
-    assert len(workshop.asked) == len(set(workshop.asked)) == 9
-    assert len(workshop.validation) == 9
-    workshop.validation = {"sharpen at 0.001": 0.8, "smooth at 0.001": 0.7, "smooth at 0.003": 0.9}
-    assert trained.chosen_of_ours(workshop) == "smooth"
+    assert len(materials.asked) == len(set(materials.asked)) == 9
+    assert len(materials.validation) == 9
+    materials.validation = {"sharpen at 0.001": 0.8, "smooth at 0.001": 0.7, "smooth at 0.003": 0.9}
+    assert trained.chosen_of_ours(materials) == "smooth"
 
 
 def test_claims_are_chosen_by_name_or_number():
@@ -106,65 +106,65 @@ def test_claims_are_chosen_by_name_or_number():
 
 def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
     asked = []
-    wanted = Wanted(recipe="digits", variant="smooth", seed=1, fraction=0.5, overrides=("a.b=1",), label="half")
-    workshop = Workshop(out=tmp_path, targets=(), train_all=lambda wanted, out, progress: asked.extend(wanted))
-    workshop.train([wanted, wanted])
+    planned = PlannedRun(recipe="digits", variant="smooth", seed=1, fraction=0.5, overrides=("a.b=1",), label="half")
+    materials = Materials(out=tmp_path, targets=(), train_all=lambda planned, out, progress: asked.extend(planned))
+    materials.train([planned, planned])
     folder = str(tmp_path / "runs/half-smooth-seed1")
     words = "train digits --variant smooth --seed 1 --fraction 0.5 --set a.b=1 --out"
-    assert asked == [wanted]
-    assert wanted.arguments(tmp_path) == [*words.split(), folder, "--resume"]
-    monkeypatch.setattr(Workshop, "_is_finished", lambda self, wanted: True)
-    workshop.train([wanted])
+    assert asked == [planned]
+    assert planned.arguments(tmp_path) == [*words.split(), folder, "--resume"]
+    monkeypatch.setattr(Materials, "_is_finished", lambda self, planned: True)
+    materials.train([planned])
     assert len(asked) == 1
 
 
 def test_without_training_what_is_missing_counts_as_not_run(tmp_path):
-    workshop = Workshop(out=tmp_path, targets=(), trains=False, train_all=lambda *_: pytest.fail("trained"))
-    findings = reproduce(CLAIMS, workshop)
+    materials = Materials(out=tmp_path, targets=(), trains=False, train_all=lambda *_: pytest.fail("trained"))
+    findings = reproduce(CLAIMS, materials)
     judgements = {name: finding.verdict.judgement for name, finding in findings.items()}
     assert set(judgements.values()) <= {"not run", "undecided"}
     assert judgements["vision"] == judgements["language"] == judgements["skip"] == "not run"
 
 
 def test_a_model_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
-    workshop = Workshop(out=tmp_path / "out", targets=("/nowhere",), train_all=lambda *_: pytest.fail("trained"))
+    materials = Materials(out=tmp_path / "out", targets=("/nowhere",), train_all=lambda *_: pytest.fail("trained"))
     with pytest.raises(TargetNotFound, match="/nowhere"):
-        reproduce(chosen("eigenvalue"), workshop)
+        reproduce(chosen("eigenvalue"), materials)
 
 
 def test_a_folder_that_holds_something_is_only_used_to_go_on(tmp_path):
     (tmp_path / "claims.md").touch()
     with pytest.raises(NotWritable, match="not empty"):
-        Workshop(out=tmp_path, targets=()).require_place(resume=False)
-    Workshop(out=tmp_path, targets=()).require_place(resume=True)
+        Materials(out=tmp_path, targets=()).require_place(resume=False)
+    Materials(out=tmp_path, targets=()).require_place(resume=True)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for place, words in (("file", "it is a file"), ("file/below", "cannot be written")):
         with pytest.raises(NotWritable, match=words):
-            reproduce(chosen("similarity"), Workshop(out=tmp_path / place, targets=()))
+            reproduce(chosen("similarity"), Materials(out=tmp_path / place, targets=()))
 
 
 def test_a_broken_manifest_is_named(tmp_path):
-    workshop = Workshop(out=tmp_path, targets=())
-    wanted = Wanted(recipe="digits", variant="vanilla", seed=0)
-    (tmp_path / wanted.folder).mkdir(parents=True)
-    (tmp_path / wanted.folder / "manifest.json").write_text("{")
+    materials = Materials(out=tmp_path, targets=())
+    planned = PlannedRun(recipe="digits", variant="vanilla", seed=0)
+    (tmp_path / planned.folder).mkdir(parents=True)
+    (tmp_path / planned.folder / "manifest.json").write_text("{")
     with pytest.raises(BrokenFile, match="manifest of a run"):
-        workshop.train([wanted])
+        materials.train([planned])
 
 
 def test_a_run_that_fails_says_why(tmp_path):
-    wanted = Wanted(recipe="no-such-recipe", variant="vanilla", seed=0)
-    assert "Unknown recipe 'no-such-recipe'" in train_one(wanted, tmp_path)
+    planned = PlannedRun(recipe="no-such-recipe", variant="vanilla", seed=0)
+    assert "Unknown recipe 'no-such-recipe'" in train_one(planned, tmp_path)
 
 
 @pytest.mark.slow
 def test_a_run_that_fails_in_a_process_of_its_own_names_its_command(tmp_path):
-    wanted = Wanted(recipe="no-such-recipe", variant="vanilla", seed=0)
+    planned = PlannedRun(recipe="no-such-recipe", variant="vanilla", seed=0)
     with pytest.raises(RunFailed, match="oversmooth train no-such-recipe"):
-        Workshop(out=tmp_path, targets=()).train([wanted])
+        Materials(out=tmp_path, targets=()).train([planned])
 
 
 # --- what is written --------------------------------------------------------------------------------------------------
@@ -172,8 +172,8 @@ def test_a_run_that_fails_in_a_process_of_its_own_names_its_command(tmp_path):
 
 def test_two_runs_write_the_same_numbers_beside_what_may_differ(tmp_path):
     for name in ("one", "two"):
-        workshop = Workshop(out=tmp_path / name, targets=(str(minilm_folder()),), is_quick=True)
-        reproduce(chosen("similarity"), workshop, "oversmooth reproduce 1 --quick")
+        materials = Materials(out=tmp_path / name, targets=(str(minilm_folder()),), is_quick=True)
+        reproduce(chosen("similarity"), materials, "oversmooth reproduce 1 --quick")
     first, second = ((tmp_path / name / "claims.json").read_bytes() for name in ("one", "two"))
     assert first == second
     kept = json.loads(first)["similarity"]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from oversmooth.models.hooks.places import observed
-from oversmooth.models.live import run
+from oversmooth.models.live import call_model
 from oversmooth.models.opening import open_source
 from oversmooth.training.reproduce.skips import why_not, without_skips
 from tests.contract.tiny_models import tiny_model
@@ -55,7 +55,7 @@ def test_the_first_stream_after_attention_is_what_attention_added(case):
         with observed(stacks, source.store, lambda p, h: seen.setdefault(p.name, h.clone()), wants) as restart:
             restart()
             with torch.no_grad():
-                run(model.eval(), inputs)
+                call_model(model.eval(), inputs)
         return seen
 
     ordinary = first_places()

@@ -8,11 +8,11 @@ import torch
 from oversmooth import analyze, measure
 from oversmooth.models.embedded import minilm_folder
 from oversmooth.training.reproduce import survey
-from oversmooth.training.reproduce.workshop import INPUTS, Workshop
+from oversmooth.training.reproduce.materials import INPUTS, Materials
 from tests.contract.tiny_models import tiny_model
 
 
-class Given(Workshop):
+class Given(Materials):
     """Analyses that the test made; nothing was trained."""
 
     def __init__(self, analyses, out):
@@ -26,7 +26,7 @@ class Given(Workshop):
 @pytest.fixture(autouse=True)
 def nothing_trained(monkeypatch):
     monkeypatch.setattr(survey, "TRAINED", ())
-    monkeypatch.setattr(survey, "training_numbers", lambda workshop, needs: [])
+    monkeypatch.setattr(survey, "training_numbers", lambda materials, needs: [])
 
 
 def analysed(case: str):
@@ -35,8 +35,8 @@ def analysed(case: str):
 
 
 @pytest.fixture(scope="module")
-def minilm(tmp_path_factory) -> Workshop:
-    return Workshop(out=tmp_path_factory.mktemp("out"), targets=(str(minilm_folder()),))
+def minilm(tmp_path_factory) -> Materials:
+    return Materials(out=tmp_path_factory.mktemp("out"), targets=(str(minilm_folder()),))
 
 
 def test_layers_that_share_weights_count_once(tmp_path):
@@ -92,7 +92,7 @@ def test_a_model_whose_tokenizer_does_not_know_our_texts_is_left_out_with_the_re
     )
     (folder / "vocab.txt").write_text("\n".join(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "C", "O")))
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    workshop = Workshop(out=tmp_path / "out", targets=(str(folder),))
-    assert workshop.surveyed() == workshop.live_models() == []
-    (left_out,) = workshop.left_out()
+    materials = Materials(out=tmp_path / "out", targets=(str(folder),))
+    assert materials.surveyed() == materials.live_models() == []
+    (left_out,) = materials.left_out()
     assert "does not know" in left_out["reason"]

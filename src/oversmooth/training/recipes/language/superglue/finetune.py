@@ -25,7 +25,7 @@ from oversmooth.training.recipes.language.superglue.job import BEFORE, SETTINGS,
 from oversmooth.training.recipes.language.superglue.reading import read_splits
 from oversmooth.training.recipes.language.superglue.scoring import overall, task_score
 from oversmooth.training.recipes.language.superglue.tasks import DIAGNOSTIC, MAIN, TASKS
-from oversmooth.training.recipes.runner import RunRequest, place_held, run
+from oversmooth.training.recipes.runner import RunRequest, place_held, train_job
 from oversmooth.training.recipes.schema import overridden, parsed
 
 ALL = "superglue"
@@ -129,7 +129,7 @@ def finetune(
         for (name, seed), place in places.items():
             extra = {other: splits[other]["validation"] for other in diagnostic if TASKS[other].trained_on == name}
             job = task_job(TASKS[name], splits[name], extra, checkpoint, tokenizer, recipe, place)
-            results[name].append(run(job, place, stage(f"{TASKS[name].folder}, seed {seed}")).results)
+            results[name].append(train_job(job, place, stage(f"{TASKS[name].folder}, seed {seed}")).results)
             _collect(place.out, out / "submission" / f"seed{seed}")
     found = _table(names, list(seeds), results, out, checkpoint=checkpoint, setting=setting, data=data or "the hub")
     text = found.model_dump_json(indent=2) + "\n"

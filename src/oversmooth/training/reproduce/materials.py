@@ -45,7 +45,7 @@ class SurveyedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PlannedRun:
     """One training run."""
 
     recipe: str
@@ -93,18 +93,18 @@ class Trained:
         return [layer.measured for layer in self.analysis.prediction.layers if layer.measured is not None]
 
 
-def train_one(wanted: Wanted, out: Path) -> str | None:
+def train_one(planned: PlannedRun, out: Path) -> str | None:
     """One run, in this process on one thread; what went wrong, if something did."""
     torch.set_num_threads(1)
     request = RunRequest(
-        name=wanted.recipe,
-        out=out / wanted.folder,
-        variant=wanted.variant,
-        seed=wanted.seed,
-        fraction=wanted.fraction,
-        overrides=wanted.overrides,
+        name=planned.recipe,
+        out=out / planned.folder,
+        variant=planned.variant,
+        seed=planned.seed,
+        fraction=planned.fraction,
+        overrides=planned.overrides,
         resume=True,
-        command=shlex.join(["oversmooth", *wanted.arguments(Path())]),
+        command=shlex.join(["oversmooth", *planned.arguments(Path())]),
     )
     try:
         train(request)
@@ -113,21 +113,21 @@ def train_one(wanted: Wanted, out: Path) -> str | None:
     return None
 
 
-def train_all(wanted: Sequence[Wanted], out: Path, progress: Progress) -> None:
+def train_all(planned: Sequence[PlannedRun], out: Path, progress: Progress) -> None:
     """Every run on one thread, as many at once as there are cores, in processes that stay for the runs that follow."""
     pool = ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn"))
     try:
-        waiting = {pool.submit(train_one, each, out): each for each in wanted}
+        waiting = {pool.submit(train_one, each, out): each for each in planned}
         for done, future in enumerate(as_completed(waiting), 1):
             if (words := future.result()) is not None:
                 raise RunFailed(shlex.join(["oversmooth", *waiting[future].arguments(out)]), words.splitlines()[0])
-            progress(done, len(wanted))
+            progress(done, len(planned))
     finally:
         pool.shutdown(cancel_futures=True)  # what is under way ends first, and is not lost
 
 
 @dataclass
-class Workshop:
+class Materials:
     """What the checks of one `reproduce` share."""
 
     out: Path
@@ -141,11 +141,11 @@ class Workshop:
     """The learning rate that each variant chose."""
     validation: dict[str, float] = field(default_factory=dict)
     """Validation accuracy of every variant at every rate."""
-    train_all: Callable[[Sequence[Wanted], Path, Progress], None] = train_all
+    train_all: Callable[[Sequence[PlannedRun], Path, Progress], None] = train_all
     stage: Stage = lambda name: no_progress
     _analyses: dict[str, Analysis] = field(default_factory=dict)
     _live: dict[str, tuple[SurveyedModel | None, str]] = field(default_factory=dict)
-    _trained: dict[Wanted, Trained] = field(default_factory=dict)
+    _trained: dict[PlannedRun, Trained] = field(default_factory=dict)
 
     def surveyed(self) -> list[tuple[str, Analysis]]:
         """Every usable pretrained model by a short name, analysed once."""
@@ -188,36 +188,36 @@ class Workshop:
             short_name(target): found.inspection.provenance.weights_sha256 for target, found in self._analyses.items()
         }
 
-    def train(self, wanted: Sequence[Wanted]) -> None:
+    def train(self, planned: Sequence[PlannedRun]) -> None:
         """Trains what is not there yet."""
-        missing = [each for each in dict.fromkeys(wanted) if not self._is_finished(each)]
+        missing = [each for each in dict.fromkeys(planned) if not self._is_finished(each)]
         if not missing or not self.trains:
             return
         make_folder(self.out / "runs")
         self.train_all(missing, self.out, self.stage("Training"))
 
-    def there(self, wanted: Sequence[Wanted]) -> list[Wanted]:
+    def there(self, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Those that are finished, or will be as soon as they are asked for."""
-        return [each for each in wanted if self.trains or self._is_finished(each)]
+        return [each for each in planned if self.trains or self._is_finished(each)]
 
-    def _is_finished(self, wanted: Wanted) -> bool:
-        manifest = read_manifest(self.out / wanted.folder)
+    def _is_finished(self, planned: PlannedRun) -> bool:
+        manifest = read_manifest(self.out / planned.folder)
         return manifest is not None and manifest.finished
 
-    def trained(self, wanted: Wanted) -> Trained:
+    def trained(self, planned: PlannedRun) -> Trained:
         """The run, from the disk where it is there; read once, because several claims look at it."""
-        if wanted not in self._trained:
-            self.train([wanted])
-            self._trained[wanted] = self._read(wanted)
-        return self._trained[wanted]
+        if planned not in self._trained:
+            self.train([planned])
+            self._trained[planned] = self._read(planned)
+        return self._trained[planned]
 
-    def _read(self, wanted: Wanted) -> Trained:
-        folder = self.out / wanted.folder
+    def _read(self, planned: PlannedRun) -> Trained:
+        folder = self.out / planned.folder
         manifest = read_manifest(folder)
         assert manifest is not None, "a finished run has one"
         saved = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
         return Trained(
-            folder=wanted.folder,
+            folder=planned.folder,
             manifest=manifest,
             analysis=Analysis.from_dict(saved),
             evaluations=_evaluations(folder / "metrics.jsonl"),
