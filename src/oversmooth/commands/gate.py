@@ -16,9 +16,10 @@ from oversmooth.commands.options import (
 )
 from oversmooth.commands.reading import reads_data
 from oversmooth.data.reading import ReadingOptions
-from oversmooth.errors import BadValue, BrokenFile, UnknownName, reason_of
+from oversmooth.errors import BadValue, BrokenFile, UnknownName
 from oversmooth.output.terminal.progress_bars import one_bar
 from oversmooth.output.whole_files import require_writable
+from oversmooth.results.text_files import read_text_file
 
 if TYPE_CHECKING:
     from oversmooth.results import GateResult
@@ -121,9 +122,7 @@ def _given_rules(words: Any) -> dict[str, float]:
 def _rules_file(path: Path) -> dict[str, Any]:
     """The tables of a rules file; an analysis in it is found beside the file."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BrokenFile(str(path), "a TOML file", reason_of(error), "Check the path.") from error
+        tables = tomllib.loads(read_text_file(path, "a TOML file"))
     except ValueError as error:
         raise BrokenFile(str(path), "TOML", str(error), "Correct it there.") from error
     for name, table in tables.items():

@@ -1,4 +1,4 @@
-"""What a model is fed when nothing is given: texts written for this project, generated pictures and sounds, random ids."""
+"""What a model is fed when nothing is given: texts and reactions of this package, generated pictures, sounds and ids."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from oversmooth.data.given import Given
 from oversmooth.data.preprocessing import Geometry
-from oversmooth.data.samples import sample_images, sample_sounds, sample_texts
+from oversmooth.data.samples import sample_images, sample_reactions, sample_sounds, sample_texts
 from oversmooth.data.sounds import RATE
 
 SAMPLE_COUNT = 16
@@ -18,6 +18,11 @@ SOUND_SECONDS = 2
 def built_in_texts() -> Given:
     texts = sample_texts()
     return Given(iter(texts), sum(map(len, texts)))
+
+
+def built_in_reactions() -> Given:
+    reactions = sample_reactions()
+    return Given(iter(reactions), sum(map(len, reactions)))
 
 
 def built_in_pictures(geometry: Geometry, seed: int) -> Iterator[Any]:

@@ -8,9 +8,7 @@ NAME or NAME:SPLIT          a dataset of the `datasets` library, streamed
 """
 
 import difflib
-import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from oversmooth.data.dataset_library import load_rows, name_and_split
+from oversmooth.data.json_rows import json_rows
 from oversmooth.data.pictures import open_picture, require_usable
 from oversmooth.errors import UnreadableData, first_line, reason_of
 
@@ -150,24 +149,11 @@ def _read_text(path: Path) -> str:
 
 def _table(data: str, path: Path, kind: str) -> Given:
     ending = path.suffix.lower()
-    if TABLES[ending] == "json":
-        _refuse_deep_json(data, path)
     expected = f"a {ending} table"
+    if TABLES[ending] == "json":
+        return _of_rows(data, expected, json_rows(data, path), kind)
     rows = load_rows(data, expected, TABLES[ending], data_files=str(path), split="train", streaming=True)
     return _of_rows(data, expected, rows, kind)
-
-
-def _refuse_deep_json(data: str, path: Path) -> None:
-    """Raises for a line nested beyond Python's own limit: pyarrow has none, and its stack ends the process."""
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                if line.count(b"[") + line.count(b"{") > sys.getrecursionlimit():
-                    json.loads(line)
-    except RecursionError as error:
-        raise UnreadableData(data, "rows of texts", "JSON nested too deeply") from error
-    except (ValueError, OSError):
-        return  # not JSON, or not to be read: the reader of tables says it better
 
 
 def _dataset(data: str, kind: str) -> Given:
@@ -183,7 +169,9 @@ def _of_rows(data: str, expected: str, rows: Any, kind: str) -> Given:
             rows = rows.decode(False)  # pictures are unpacked here, with our limits
         iterator = iter(rows)
         preview = list(islice(iterator, ROWS_TO_LOOK_AT))
-    except Exception as error:  # pyarrow, json and datasets raise errors without a common base
+    except UnreadableData:
+        raise
+    except Exception as error:  # pyarrow and datasets raise errors without a common base
         raise UnreadableData(data, expected, first_line(error)) from error
     given = Given(iter(()))
     given.items = _cells(
@@ -200,6 +188,8 @@ def _further(data: str, expected: str, rows: Iterator[Any]) -> Iterator[Any]:
             row = next(rows)
         except StopIteration:
             return
+        except UnreadableData:
+            raise
         except Exception as error:  # as above
             raise UnreadableData(data, expected, f"after row {number}: {first_line(error)}") from error
         number += 1

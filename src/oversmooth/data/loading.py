@@ -14,9 +14,16 @@ from typing import Any
 from torch import nn
 
 from oversmooth.data.batches import Batch
-from oversmooth.data.built_in import SAMPLE_COUNT, built_in_pictures, built_in_sounds, built_in_texts
+from oversmooth.data.built_in import (
+    SAMPLE_COUNT,
+    built_in_pictures,
+    built_in_reactions,
+    built_in_sounds,
+    built_in_texts,
+)
 from oversmooth.data.given import Given, find_given
 from oversmooth.data.preprocessing import find_preprocessing
+from oversmooth.data.reactions import find_reaction_tokenizer
 from oversmooth.data.reading import Reading
 from oversmooth.data.sounds import find_extractor
 from oversmooth.data.tokens import TextRows, find_tokenizer, padded, random_ids, read_ids
@@ -136,13 +143,18 @@ class _Reader:
         if self.reading.ids is not None:
             return Rows(read_ids(self.reading.ids, length), padded)
         tokenizer, reason = find_tokenizer(self.source, trust_remote_code=self.trust_remote_code)
-        if tokenizer is None:
-            return self._random_ids(length, reason)
-        per_line = self.reading.per_line
-        texts = built_in_texts() if self.data is None else find_given(self.data, "text", per_line=per_line)
+        if tokenizer is not None:
+            return self._tokenized(tokenizer, length, built_in_texts, "the model's own tokenizer")
+        tokenizer = find_reaction_tokenizer(self.source)
+        if tokenizer is not None:
+            how = "reaction SMILES in the words of the model's vocab.txt"
+            return self._tokenized(tokenizer, length, built_in_reactions, how)
+        return self._random_ids(length, reason)
+
+    def _tokenized(self, tokenizer: Any, length: int, built_in: Callable[[], Given], how: str) -> Rows:
+        texts = built_in() if self.data is None else find_given(self.data, "text", per_line=self.reading.per_line)
         rows = TextRows(texts, tokenizer, length, self.reading.allow_unknown)
-        statement = f"the model's own tokenizer, windows of at most {length} tokens"
-        return Rows(rows, rows.collate, statement, texts=rows, given=texts)
+        return Rows(rows, rows.collate, f"{how}, windows of at most {length} tokens", texts=rows, given=texts)
 
     def _random_ids(self, length: int, reason: str) -> Rows:
         vocabulary = vocabulary_size(self.model, self.config)

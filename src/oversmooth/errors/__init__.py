@@ -4,7 +4,7 @@ Each message has three parts: what was expected, what was found, and what to do 
 message and exits with code 2; nothing else in the package prints an error or calls `exit`.
 """
 
-from oversmooth.errors.base import OversmoothError, first_line, reason_of, some_of
+from oversmooth.errors.base import OversmoothError, first_line, reason_of, some_of, whole_message
 from oversmooth.errors.control import CannotControl, IllConditioned, TooManyValueDirections
 from oversmooth.errors.files import BrokenFile, NotWritable, PackedWeights, RemoteUnavailable, UnsafePickle
 from oversmooth.errors.models import (
@@ -106,4 +106,5 @@ __all__ = [
     "first_line",
     "reason_of",
     "some_of",
+    "whole_message",
 ]

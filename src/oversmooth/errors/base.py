@@ -36,6 +36,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def whole_message(error: BaseException, longest: int = 400) -> str:
+    """All that another library's error says, in one line of bounded length."""
+    return " ".join(str(error).split())[:longest] or type(error).__name__
+
+
 def reason_of(error: OSError) -> str:
     """What the operating system says, without the path, which our own message names."""
     return error.strerror or first_line(error)

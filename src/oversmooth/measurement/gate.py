@@ -1,6 +1,5 @@
 """`gate`: does a model, or a run that trained, keep within limits, or within reach of an earlier measurement?"""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,8 @@ from oversmooth.measurement.measurement import measure
 from oversmooth.models.source import Target
 from oversmooth.output.report.training import read_run
 from oversmooth.results import Analysis, Breach, GateResult, Measurement, Progress, no_progress
+from oversmooth.results.json_text import json_object
+from oversmooth.results.text_files import read_text_file
 
 COMPARED = ("cosine", "effective_rank_share")
 """What is compared with an earlier measurement: both lie in [0, 1], so that one tolerance fits them."""
@@ -100,11 +101,8 @@ def _before(against: str | Path | Analysis | Measurement) -> Measurement:
         return against
     if not isinstance(against, Analysis):
         where, expected = str(against), "an analysis saved with `oversmooth report --save`"
-        try:
-            loaded = json.loads(Path(against).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise BrokenFile(where, expected, "no JSON", "Check the path.") from error
-        if isinstance(loaded, dict) and loaded.get("kind") == Measurement.kind:
+        loaded = json_object(read_text_file(Path(against), expected), where, expected)
+        if loaded.get("kind") == Measurement.kind:
             return Measurement.from_dict(loaded, where=where)
         against = Analysis.from_dict(loaded, where=where)
     if against.measurement is None:

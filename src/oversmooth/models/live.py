@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from oversmooth.errors import DeviceUnavailable, MissingDependency, NotLive, first_line
+from oversmooth.errors import DeviceUnavailable, MissingDependency, NotLive, OversmoothError, first_line, whole_message
 from oversmooth.models.completeness import load_completely, require_complete
 from oversmooth.models.from_store import is_made_by_us, load_from_store
 from oversmooth.models.offload import load_offloaded, must_offload
@@ -42,8 +42,10 @@ def load_model(source: Source, verb: str, *, trust_remote_code: bool = False) ->
             if source.offload or (source.offload is None and must_offload(source, source.dtype)):
                 return load_offloaded(source, source.dtype, trust_remote_code=trust_remote_code)
             model, loaded = _built_by_transformers(source, transformers, trust_remote_code)
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise NotLive(source.target, verb, first_line(error)) from error
+    except OversmoothError:
+        raise
+    except Exception as error:  # transformers, huggingface_hub and torch raise errors without a common base
+        raise NotLive(source.target, verb, whole_message(error)) from error
     mismatched = [(name, tuple(file), tuple(model)) for name, file, model in loaded["mismatched_keys"]]
     require_complete(source.target, loaded["missing_keys"], mismatched, loaded["unexpected_keys"])
     return model.eval()
@@ -95,7 +97,7 @@ def _load_timm(source: Source, verb: str) -> nn.Module:
     try:
         return _built_by_timm(source, timm).to(source.dtype).eval()
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:  # what timm raises of a broken folder
-        raise NotLive(source.target, verb, f"timm says {' '.join(str(error).split())[:400]!r}") from error
+        raise NotLive(source.target, verb, f"timm says {whole_message(error)!r}") from error
 
 
 def _built_by_timm(source: Source, timm: Any) -> nn.Module:

@@ -129,7 +129,10 @@ def _eigenvectors(matrix: Tensor, value: complex, multiplicity: int) -> tuple[Te
         return right, left
     # A few epsilons beside the eigenvalue keep the factorisation regular and cost no accuracy in the vectors.
     shifted.diagonal().sub_(mu + 10 * epsilon * norm)
-    factors = torch.linalg.lu_factor(shifted)
+    factors = torch.linalg.lu_factor_ex(shifted)[:2]
+    pivots = factors[0].diagonal()
+    # Rounding may have swallowed the shift; the smallest pivot that it should have left takes its place.
+    pivots[pivots == 0] = epsilon * norm
     for _ in range(2):
         right = torch.linalg.qr(torch.linalg.lu_solve(*factors, right)).Q
         left = torch.linalg.qr(torch.linalg.lu_solve(*factors, left, adjoint=True)).Q

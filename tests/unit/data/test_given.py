@@ -7,6 +7,7 @@ import zlib
 import pytest
 from PIL import Image
 
+from oversmooth.data import json_rows
 from oversmooth.data.given import find_given, lines, paragraphs
 from oversmooth.data.pictures import open_picture
 from oversmooth.errors import UnreadableData
@@ -156,3 +157,33 @@ def test_json_nested_beyond_the_stack_of_its_reader_is_refused(name, tmp_path):
     (tmp_path / name).write_text('{"text": "the cat"}\n{"text": ' + "[" * 100_000)
     with pytest.raises(UnreadableData, match="JSON nested too deeply"):
         find_given(str(tmp_path / name), "text", per_line=False)
+
+
+@pytest.mark.parametrize(
+    "text", ['null\n{"text": "a"}\n', '["a"]', '[{"text": "a"}, null]', '"a"\n', '\ufeff{"text": "a"}']
+)
+def test_json_rows_that_end_the_process_in_pyarrow_or_come_in_other_forms_are_read(text, tmp_path):
+    (tmp_path / "x.jsonl").write_text(text)
+    assert list(given(tmp_path / "x.jsonl").items) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"text": "a"}\n3\n', "a number in row 1"),
+        ('{"text": "a"}\n{"te', "Unterminated string"),
+        ("[1, 2", "delimiter"),
+        ('{"text": 1' + "0" * 5000 + "}", "digits"),
+    ],
+)
+def test_json_that_holds_no_rows_is_refused_with_what_was_found(text, found, tmp_path):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(UnreadableData, match=found):
+        list(given(tmp_path / "x.json").items)
+
+
+def test_a_list_too_long_to_be_parsed_as_a_whole_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_rows, "LARGEST_LIST", 3)
+    (tmp_path / "x.json").write_text('["a"]')
+    with pytest.raises(UnreadableData, match="one row per line"):
+        given(tmp_path / "x.json")

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from oversmooth.data.given import Given
+from oversmooth.data.reactions import find_reaction_tokenizer
 from oversmooth.data.tokens import TextRows, even_step, random_ids, read_ids
 from oversmooth.errors import Conflict, NotSupported, UnknownTokens, UnreadableData, WrongBatch
 from oversmooth.measurement.measurement import measure
+from oversmooth.models.opening import open_source
 from tests.contract.tiny_models import tiny_model
 from tests.real_models import albert, minilm
 
@@ -140,8 +142,35 @@ def test_a_missing_tokenizer_is_not_an_empty_one(untokenized):
     assert facts.text is None
 
 
-def test_a_tokenizer_of_nothing_but_special_tokens_is_missing_too():
-    assert measure(str(albert()), max_samples=2, metrics="cosine").data.origin == "random ids"
+def test_a_tokenizer_of_nothing_but_special_tokens_is_missing_too(tmp_path):
+    for name in ("config.json", "pytorch_model.bin"):
+        (tmp_path / name).symlink_to(albert() / name)
+    assert measure(str(tmp_path), max_samples=2, metrics="cosine").data.origin == "random ids"
+
+
+def test_a_model_of_reactions_reads_reactions_and_knows_every_token():
+    facts = measure(str(albert()), metrics="cosine").data
+    assert facts.origin == "built-in"
+    assert "reaction SMILES" in facts.preprocessing
+    assert (facts.sequences, facts.text.unknown_tokens) == (16, 0)
+
+
+def test_reactions_split_into_the_words_of_the_vocabulary():
+    found = find_reaction_tokenizer(open_source(str(albert())))
+    words = {number: word for word, number in found.words.items()}
+    ids = found("[Na+].ClC(Br)=C>>C%12?")["input_ids"]
+    expected = "[CLS] [Na+] . Cl C ( Br ) = C >> C %12 [UNK] [SEP]"
+    assert [words[token] for token in ids] == expected.split()
+
+
+def test_english_for_a_model_of_reactions_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("Water boils at a hundred degrees, they say.")
+    with pytest.raises(UnknownTokens, match="unknown"):
+        measure(str(albert()), str(tmp_path / "a.txt"))
+
+
+def test_a_vocabulary_of_words_is_not_one_of_reactions():
+    assert find_reaction_tokenizer(open_source(str(minilm()))) is None
 
 
 def test_text_without_a_tokenizer_is_refused_with_what_to_give(untokenized, tmp_path):

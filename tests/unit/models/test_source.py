@@ -419,6 +419,18 @@ def test_a_folder_as_timm_saves_it_is_read_with_its_sizes(tmp_path):
     assert osm.verify(tmp_path).passed
 
 
+def test_a_config_that_transformers_own_checks_refuse_ends_in_their_words(tmp_path):
+    model, _ = tiny_model("gpt_neo")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["num_layers"] += (
+        1  # without an entry in attention_types, which transformers validates by an error of its own
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(NotLive, match="attention_types"):
+        osm.measure(tmp_path)
+
+
 def test_a_folder_that_timm_cannot_build_can_still_be_inspected(tmp_path):
     model, _ = tiny_model("timm-vit")
     timm_folder(model, tmp_path)

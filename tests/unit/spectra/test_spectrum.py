@@ -662,3 +662,12 @@ def test_the_weights_are_left_as_they_were():
     spectrum(folded_map(weights, F64)[0])
     head_spectra(weights, F64)
     torch.testing.assert_close((weights.w_v, weights.w_o), before, rtol=0, atol=0)
+
+
+def test_an_eigenvalue_that_lies_exactly_where_inverse_iteration_shifts_to_has_a_condition():
+    epsilon = torch.finfo(F64).eps
+    second = -1.0
+    for _ in range(5):  # the shift depends on the norm, and the norm on the second eigenvalue
+        second = -1.0 + 10 * epsilon * math.hypot(1.0, second)
+    found = spectrum(map_of(torch.diag(torch.tensor([-1.0, second], dtype=F64))))
+    assert found.condition == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""Inputs for when none are given: texts written for this project, generated images and generated sounds."""
+"""Inputs for when none are given: texts written for this project, textbook reactions, generated images and sounds."""
 
 from functools import cache
 from importlib.resources import files
@@ -14,6 +14,12 @@ def sample_texts() -> tuple[str, ...]:
     document = (files(__package__) / "texts.md").read_text(encoding="utf-8")
     _, _, body = document.partition("-->\n")
     return tuple(text.strip("\n") for text in body.split("\n---\n"))
+
+
+@cache
+def sample_reactions() -> tuple[str, ...]:
+    """Reactions of every textbook as SMILES: esterification, acylation, Suzuki, Diels-Alder, Grignard, Wittig and so on."""
+    return tuple((files(__package__) / "reactions.txt").read_text(encoding="utf-8").split())
 
 
 def sample_images(count: int, height: int, width: int, channels: int, seed: int) -> Float[Tensor, "image channel y x"]:

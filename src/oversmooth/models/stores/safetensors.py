@@ -76,6 +76,7 @@ def read_header(file: RangedFile) -> dict[str, Entry]:
         object_pairs_hook=_without_duplicates,
         parse_constant=_no_constant,
         parse_int=_whole,
+        parse_float=_fraction,
     )
     _check_metadata(file, header.pop("__metadata__", None))
     base = 8 + length
@@ -98,7 +99,16 @@ def _no_constant(word: str) -> None:
 
 
 def _whole(digits: str) -> int | float:
-    return float(digits) if digits.startswith("-") else int(digits)  # sizes have no sign; the reference refuses -0
+    number = _fraction(digits)
+    return number if digits.startswith("-") else int(digits)  # sizes have no sign; the reference refuses -0
+
+
+def _fraction(digits: str) -> float:
+    """A number; one beyond the range of floats is refused, as by the reference."""
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"a number of {len(digits)} digits")
+    return number
 
 
 def _check_metadata(file: RangedFile, metadata: object) -> None:

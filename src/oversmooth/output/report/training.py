@@ -9,6 +9,7 @@ from oversmooth.errors import BrokenFile
 from oversmooth.output.report.blocks import Block, Page, Plot, Section, table_of
 from oversmooth.output.report.weights import rounded
 from oversmooth.results.json_text import json_object
+from oversmooth.results.text_files import read_text_file
 
 NAME = re.compile(r"smoothing/(?P<stack>[^/]+/)?(?P<metric>[^/]+)/(?:depth|layer)_(?P<place>\d+)")
 Point = dict[str, float | int]
@@ -24,10 +25,7 @@ TITLES = {
 def read_run(path: Path) -> list[Point]:
     """The monitor's lines, in order of step; a last line cut off by a crash is left out."""
     points: list[Point] = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BrokenFile(str(path), "a JSONL file written by the monitor", str(error), "Check the path.") from error
+    lines = read_text_file(path, "a JSONL file written by the monitor").splitlines()
     for number, line in enumerate(lines, 1):
         try:
             points.append(_point(f"{path}, line {number}", line))

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from oversmooth.errors import BadRecipe, BadValue, BrokenFile, MissingValue, OversmoothError, UnknownName, reason_of
+from oversmooth.errors import BadRecipe, BadValue, BrokenFile, MissingValue, OversmoothError, UnknownName
+from oversmooth.results.text_files import read_text_file
 
 SHIPPED = Path(__file__).parent
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -85,10 +86,8 @@ def read_recipe(name: str) -> dict[str, Any]:
         raise UnknownName("recipe", name, [*known, "or a file that ends in .toml"])
     path = known.get(name, path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BrokenFile(str(path), "a recipe", reason_of(error), "Check the path.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(read_text_file(path, "a recipe in TOML"))
+    except tomllib.TOMLDecodeError as error:
         raise BrokenFile(str(path), "a recipe in TOML", str(error), "Fix that line.") from error
 
 

@@ -170,6 +170,17 @@ def test_an_archive_written_by_another_zip_library_is_read(tmp_path):
     assert_same(load_tensors(rewritten(tmp_path / "x.bin", lambda name, data: data)), STATE)
 
 
+def test_a_record_whose_own_header_is_broken_is_refused_as_torch_refuses_it(tmp_path):
+    content = bytearray(saved(STATE))
+    content[content.index(b"/data/0") - 37] ^= 0xFF  # in the signature PK34 of the header that precedes the name
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    with pytest.raises(RuntimeError, match="invalid header"):
+        torch.load(path, weights_only=True)
+    with pytest.raises(BrokenFile, match="Bad magic number"):
+        load_tensors(path)
+
+
 def test_compressed_records_are_refused_because_mapped_they_would_be_taken_for_numbers(tmp_path):
     path = rewritten(tmp_path / "x.bin", lambda name, data: data, zipfile.ZIP_DEFLATED)
     mapped = torch.load(path, weights_only=True, mmap=True)["a.weight"]

@@ -171,6 +171,8 @@ LAYOUTS = {
     "minus zero": (json.dumps({"a": entry(0, 8)}).replace("[0,", "[-0,").encode(), 8, "ordered sizes for 'a'"),
     "half a character": (b'{"\\ud800": ' + json.dumps(entry(0, 8)).encode() + b"}", 8, "half a character"),
     "another encoding": (json.dumps({"a": entry(0, 8)}).encode("utf-16"), 8, "not UTF-8"),
+    "a number beyond floats": (b'{"a": 1' + b"0" * 400 + b"}", 0, "a number of 401 digits"),
+    "a fraction beyond floats": (b'{"a": 1e999}', 0, "a number of 5 digits"),
     "NaN": (b'{"a": NaN}', 0, "NaN, which is no JSON"),
     "metadata of numbers": ({"__metadata__": {"step": 1}, "a": entry(0, 8)}, 8, "__metadata__ of strings"),
     "metadata as a list": ({"__metadata__": [], "a": entry(0, 8)}, 8, "found a list"),
