@@ -35,9 +35,10 @@ CONVENIENCE = {
     ("results.analysis", "output.report"),
     ("results.analysis", "output.report.page"),
     ("results.measurement", "output.figures"),
+    ("results.base", "output.notebook"),
 }
-"""The only steps upwards: `analysis.save_html(path)` and `measurement.plot()`, inside functions, because users look for
-them there."""
+"""The only steps upwards: `analysis.save_html(path)`, `measurement.plot()` and what a notebook shows of a result, inside
+functions, because users and notebooks look for them there."""
 MODEL_LIBRARIES = ("transformers", "timm")
 MAY_IMPORT_THEM = ("models", "data", "training")
 MODEL_CODE = ("models.crammed_bert", "training.callback")

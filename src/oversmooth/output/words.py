@@ -1,6 +1,7 @@
 """What was measured, in sentences of one quantity each; the same ones in the terminal, on the page and in messages."""
 
-from oversmooth.results import Attribution, KindChange, Measurement, signed
+from oversmooth.output.numbers import signed
+from oversmooth.results import Attribution, KindChange, Measurement
 
 WITH_DEPTH = {"smoothing": "Smoother", "sharpening": "Sharper", "no clear change": "No clear change"}
 DOES = {"smoothing": "smooths", "sharpening": "sharpens", "no clear change": "makes no clear change"}

@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
+from oversmooth.output.numbers import signed
 from oversmooth.prediction.guarantee import EQUAL_SCALES, Guarantee
 from oversmooth.prediction.theory.agreement import rank_correlation, sign_agreement
 from oversmooth.prediction.theory.ladder import RUNGS, STEPS
-from oversmooth.results import Missing, signed
+from oversmooth.results import Missing
 from oversmooth.results.layer_prediction import Asymptotic, LayerPrediction, Statement
 from oversmooth.results.prediction import Agreement, DepthPrediction
 

@@ -15,12 +15,10 @@ from oversmooth.results.base import (
     Row,
     SavedResult,
     fields_of,
-    format_cell,
-    html_table,
     no_progress,
-    signed,
 )
 from oversmooth.results.control import Applied, Control, HeadMove, LayerControl
+from oversmooth.results.finetuning import EndOfDepth, FinetuneResult, TaskResult
 from oversmooth.results.gate import Breach, GateResult
 from oversmooth.results.inspection import HeadSpectrum, Inspection, LayerInspection, NormFacts, Spectrum, StackFacts
 from oversmooth.results.layer_prediction import (
@@ -48,7 +46,9 @@ __all__ = [
     "Control",
     "DataFacts",
     "DepthPrediction",
+    "EndOfDepth",
     "FileFacts",
+    "FinetuneResult",
     "GateResult",
     "HeadMove",
     "HeadPrediction",
@@ -74,12 +74,10 @@ __all__ = [
     "Spectrum",
     "StackFacts",
     "Statement",
+    "TaskResult",
     "TextFacts",
     "Verification",
     "WhatIfPrediction",
     "fields_of",
-    "format_cell",
-    "html_table",
     "no_progress",
-    "signed",
 ]

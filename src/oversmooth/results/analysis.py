@@ -28,6 +28,9 @@ class Analysis(SavedResult):
         """One flat row per layer of what the weights say."""
         return self.inspection.rows()
 
+    def _title(self) -> str:
+        return f"Analysis of {self.inspection.provenance.target}"
+
     def save_html(self, path: str | Path) -> None:
         """Writes the report as one self-contained HTML file (needs plotly and jinja2)."""
         from oversmooth.output.report import write_page

@@ -125,6 +125,15 @@ class SavedResult:
         """One flat row per layer, for tables and CSV."""
         raise AssertionError("each result says what its rows are")
 
+    def _title(self) -> str:
+        """What a table of the rows is headed with."""
+        raise AssertionError("each result says what it is about")
+
+    def _repr_html_(self) -> str:
+        from oversmooth.output.notebook import html_table
+
+        return html_table(self._title(), self.rows())
+
     def to_pandas(self) -> "pandas.DataFrame":
         """The same rows as a DataFrame (needs pandas)."""
 
@@ -133,37 +142,6 @@ class SavedResult:
         except ImportError as error:
             raise MissingDependency("pandas", "report", "to_pandas()") from error
         return pandas.DataFrame(self.rows())
-
-
-def html_table(title: str, rows: list[Row]) -> str:
-    """A small HTML table for notebooks; every cell is escaped."""
-    from html import escape
-
-    if not rows:
-        return f"<p>{escape(title)}: no rows</p>"
-    shown = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)]
-    head = "".join(f"<th>{escape(name)}</th>" for name in shown)
-    body = "".join("<tr>" + "".join(f"<td>{escape(format_cell(row[n]))}</td>" for n in shown) + "</tr>" for row in rows)
-    return f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-NOTHING = 1e-12
-"""Below this a number is what rounding left of zero: nothing here lives on such a scale."""
-
-
-def format_cell(value: object) -> str:
-    """A number with four significant digits, anything else as it is, nothing for a missing value."""
-    if value is None:
-        return ""
-    if not isinstance(value, float):
-        return str(value)
-    return "0" if abs(value) < NOTHING else f"{value:.4g}"
-
-
-def signed(value: float, digits: int = 2) -> str:
-    """A change with its sign; without one where it rounds to zero, which has none."""
-    text = f"{value:+.{digits}f}"
-    return text if float(text) else text[1:]
 
 
 def fields_of(record: object) -> Row:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from oversmooth.results.base import Provenance, Row, SavedResult, html_table
+from oversmooth.results.base import Provenance, Row, SavedResult
 from oversmooth.results.inspection import Spectrum
 
 
@@ -93,8 +93,8 @@ class Control(SavedResult):
         far = f", H moved by {min(moves):.2f} to {max(moves):.2f} of its norm" if moves else ""
         return f"<Control of {self.provenance.target}: {self.change} in {len(self.layers)} layers{far}>"
 
-    def _repr_html_(self) -> str:
-        return html_table(f"{self.change}: {self.provenance.target}", self.rows())
+    def _title(self) -> str:
+        return f"{self.change}: {self.provenance.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -117,5 +117,5 @@ class Applied(SavedResult):
         added = f", {self.parameters} new parameters" if self.parameters else ""
         return f"<Applied to {self.provenance.target}: {self.name} in {len(self.layers)} layers{added}>"
 
-    def _repr_html_(self) -> str:
-        return html_table(f"{self.name}: {self.provenance.target}", self.rows())
+    def _title(self) -> str:
+        return f"{self.name}: {self.provenance.target}"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from oversmooth.results.base import Row, SavedResult, fields_of, html_table
+from oversmooth.results.base import Row, SavedResult, fields_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,5 +67,5 @@ class GateResult(SavedResult):
         word = "passed" if self.passed else f"{len(self.breaches)} breaches"
         return f"<GateResult of {self.target}: {len(self.rules)} rules, {word}>"
 
-    def _repr_html_(self) -> str:
-        return html_table(f"Gate of {self.target}", self.rows())
+    def _title(self) -> str:
+        return f"Gate of {self.target}"

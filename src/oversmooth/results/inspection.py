@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from oversmooth.results.base import Complex, Missing, Provenance, Row, SavedResult, fields_of, html_table
+from oversmooth.results.base import Complex, Missing, Provenance, Row, SavedResult, fields_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +143,8 @@ class Inspection(SavedResult):
         found = f", {self.provenance.found}" if self.provenance.found else ""
         return f"<Inspection of {self.provenance.target}: {len(self.layers)} layers, rho_dc {rho}{more}{found}>"
 
-    def _repr_html_(self) -> str:
-        return html_table(f"Inspection of {self.provenance.target}", self.rows())
+    def _title(self) -> str:
+        return f"Inspection of {self.provenance.target}"
 
 
 def _inspection_row(layer: LayerInspection) -> Row:

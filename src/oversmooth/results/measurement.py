@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from oversmooth.results.base import Missing, Provenance, Row, SavedResult, fields_of, html_table
+from oversmooth.results.base import Missing, Provenance, Row, SavedResult, fields_of
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -177,5 +177,5 @@ class Measurement(SavedResult):
         partial = ", partial" if self.is_partial else ""
         return f"<Measurement of {self.provenance.target}: {self.data.sequences} sequences{partial}, {ends}>"
 
-    def _repr_html_(self) -> str:
-        return html_table(f"Measurement of {self.provenance.target}", self.rows())
+    def _title(self) -> str:
+        return f"Measurement of {self.provenance.target}"

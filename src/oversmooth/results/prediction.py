@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from oversmooth.results.base import Missing, Provenance, Row, SavedResult, fields_of, html_table
+from oversmooth.results.base import Missing, Provenance, Row, SavedResult, fields_of
 from oversmooth.results.layer_prediction import LayerPrediction, Statement, WhatIfPrediction
 from oversmooth.results.measurement import DataFacts
 
@@ -94,8 +94,8 @@ class Prediction(SavedResult):
             f"if repeated {counts[1]}{partial}>"
         )
 
-    def _repr_html_(self) -> str:
-        return html_table(f"Prediction for {self.provenance.target}", self.rows())
+    def _title(self) -> str:
+        return f"Prediction for {self.provenance.target}"
 
 
 def _without(record: object, *names: str) -> Row:

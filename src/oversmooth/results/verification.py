@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from oversmooth.results.base import Provenance, Row, SavedResult, fields_of, html_table
+from oversmooth.results.base import Provenance, Row, SavedResult, fields_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,5 +48,5 @@ class Verification(SavedResult):
             f"largest error {self.largest_error:.1e} in {len(self.layers)} layers>"
         )
 
-    def _repr_html_(self) -> str:
-        return html_table(f"Verification of {self.provenance.target}", self.rows())
+    def _title(self) -> str:
+        return f"Verification of {self.provenance.target}"

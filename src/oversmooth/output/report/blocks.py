@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from oversmooth.results import format_cell
+from oversmooth.output.numbers import format_cell
 
 Figure = Mapping[str, Any]
 """Traces and layout for Plotly, or steps of them for a slider; colours are names of the page's CSS variables."""

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from oversmooth.output.numbers import signed
 from oversmooth.output.report.blocks import Pair, Plot, Section, table_of
 from oversmooth.output.report.weights import rounded
-from oversmooth.results import Attribution, Measurement, PlaceValue, signed
+from oversmooth.results import Attribution, Measurement, PlaceValue
 
 COLOURS = ("var(--accent)", "var(--sharpen)", "var(--neutral)", "var(--undecided)")
 PARTS = {

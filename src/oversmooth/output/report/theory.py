@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from oversmooth.output.numbers import signed
 from oversmooth.output.report.blocks import Block, Plot, Section, Slider, Strip, StripItem, Words, table_of
 from oversmooth.output.report.weights import rounded
-from oversmooth.results import LayerPrediction, Prediction, signed
+from oversmooth.results import LayerPrediction, Prediction
 
 DIRECTION_WORDS = {"smoothing": "▼ smooths", "sharpening": "▲ sharpens", "no clear change": "≈ no clear change"}
 """What one pass was seen to do."""

@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from oversmooth.output.numbers import format_cell, signed
 from oversmooth.output.terminal.tables import new_table, open_console, show_data
-from oversmooth.results import Row, format_cell, signed
+from oversmooth.results import Row
 from oversmooth.results.layer_prediction import Asymptotic, LayerPrediction
 from oversmooth.results.prediction import Prediction
 

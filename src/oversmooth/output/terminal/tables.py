@@ -10,19 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from oversmooth.output.data_words import how_made, how_much
+from oversmooth.output.numbers import format_cell
 from oversmooth.output.whole_files import write_whole
 from oversmooth.output.words import depth_words, who_words
-from oversmooth.results import (
-    Control,
-    DataFacts,
-    Inspection,
-    LayerInspection,
-    Measurement,
-    Row,
-    Spectrum,
-    Verification,
-    format_cell,
-)
+from oversmooth.results import Control, DataFacts, Inspection, LayerInspection, Measurement, Row, Spectrum, Verification
 
 PIPE_WIDTH = 160
 """Columns assumed where the output is not a terminal, so that a pipe or a file gets whole tables."""

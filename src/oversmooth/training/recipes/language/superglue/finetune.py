@@ -15,11 +15,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from oversmooth.errors import BadValue, GivenTwice, MissingValue, UnknownName
 from oversmooth.output.whole_files import make_folder, write_whole
-from oversmooth.results import Analysis, Progress, no_progress
+from oversmooth.results import Analysis, EndOfDepth, FinetuneResult, Missing, Progress, TaskResult, no_progress
 from oversmooth.training.recipes.language.superglue.classifier import load_tokenizer
 from oversmooth.training.recipes.language.superglue.job import BEFORE, SETTINGS, FinetuneRecipe, task_job
 from oversmooth.training.recipes.language.superglue.reading import read_splits
@@ -30,47 +28,6 @@ from oversmooth.training.recipes.schema import overridden, parsed
 
 ALL = "superglue"
 Stage = Callable[[str], Progress]
-
-
-class Smoothing(BaseModel):
-    """How alike the tokens of the task's own texts are when they leave the last block, and what the theory says."""
-
-    model_config = ConfigDict(frozen=True)
-    cosine: float | None
-    hfc_lfc: float | None
-    smoothing_layers: int | None
-    """Layers whose predicted regime is smoothing."""
-    layers: int
-
-
-class TaskResult(BaseModel):
-    """One task over its seeds."""
-
-    model_config = ConfigDict(frozen=True)
-    task: str
-    seeds: list[int]
-    metrics: dict[str, list[float]]
-    """By metric, one value per seed, on the validation split."""
-    scores: list[float]
-    """The mean of the task's metrics, per seed."""
-    mean: float
-    spread: float | None
-    """Standard deviation over seeds; none of one seed."""
-    before: Smoothing | None = None
-    after: list[Smoothing] = []
-
-
-class FinetuneResult(BaseModel):
-    """The table of `oversmooth finetune`."""
-
-    model_config = ConfigDict(frozen=True)
-    checkpoint: str
-    setting: str
-    data: str
-    seeds: list[int]
-    tasks: list[TaskResult]
-    overall: list[float] | None
-    """Mean over all eight tasks, per seed; none unless all eight are there."""
 
 
 def chosen_tasks(words: str) -> list[str]:
@@ -131,8 +88,8 @@ def finetune(
             job = task_job(TASKS[name], splits[name], extra, checkpoint, tokenizer, recipe, place)
             results[name].append(train_job(job, place, stage(f"{TASKS[name].folder}, seed {seed}")).results)
             _collect(place.out, out / "submission" / f"seed{seed}")
-    found = _table(names, list(seeds), results, out, checkpoint=checkpoint, setting=setting, data=data or "the hub")
-    text = found.model_dump_json(indent=2) + "\n"
+    found = _table(names, tuple(seeds), results, out, checkpoint=checkpoint, setting=setting, data=data or "the hub")
+    text = found.to_json(indent=2) + "\n"
     write_whole(out / "results.json", lambda partial: partial.write_text(text, encoding="utf-8"))
     return found
 
@@ -145,16 +102,18 @@ def _collect(run_folder: Path, submission: Path) -> None:
 
 
 def _table(
-    names: list[str], seeds: list[int], results: dict[str, list[dict[str, float]]], out: Path, **facts: str
+    names: list[str], seeds: tuple[int, ...], results: dict[str, list[dict[str, float]]], out: Path, **facts: str
 ) -> FinetuneResult:
     rows = []
     for name in names:
         task = TASKS[name]
         runs = results[task.trained_on or name]
         prefix = f"{name}_" if task.trained_on else "eval_"
-        metrics = {key.removeprefix(prefix): [run[key] for run in runs] for key in runs[0] if key.startswith(prefix)}
+        metrics = {
+            key.removeprefix(prefix): tuple(run[key] for run in runs) for key in runs[0] if key.startswith(prefix)
+        }
         metrics.pop("loss", None)
-        scores = [task_score(task, {key: values[i] for key, values in metrics.items()}) for i in range(len(seeds))]
+        scores = tuple(task_score(task, {key: values[i] for key, values in metrics.items()}) for i in range(len(seeds)))
         folders = [out / name / f"seed{seed}" for seed in seeds]
         rows.append(
             TaskResult(
@@ -164,23 +123,26 @@ def _table(
                 scores=scores,
                 mean=mean(scores),
                 spread=stdev(scores) if len(scores) > 1 else None,
-                before=None if task.trained_on else smoothing_of(folders[0] / BEFORE),
-                after=[] if task.trained_on else [smoothing_of(folder / "analysis.json") for folder in folders],
+                before=None if task.trained_on else end_of_depth(folders[0] / BEFORE),
+                after=() if task.trained_on else tuple(end_of_depth(folder / "analysis.json") for folder in folders),
+                missing=() if len(scores) > 1 else (Missing(field="spread", reason="there is one seed"),),
             )
         )
     by_seed = [overall({row.task: row.scores[i] for row in rows}) for i in range(len(seeds))]
-    complete = [value for value in by_seed if value is not None]
-    return FinetuneResult(seeds=seeds, tasks=rows, overall=complete or None, **facts)
+    complete = tuple(value for value in by_seed if value is not None)
+    absent = () if complete else (Missing(field="overall", reason="it needs all eight tasks"),)
+    return FinetuneResult(seeds=seeds, tasks=tuple(rows), overall=complete or None, missing=absent, **facts)
 
 
-def smoothing_of(path: Path) -> Smoothing:
+def end_of_depth(path: Path) -> EndOfDepth:
     """The last block's numbers of a saved analysis."""
     loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     analysis = Analysis.from_dict(loaded, where=str(path))
-    last = {}
+    found: dict[str, Any] = {}
     for metric in ("cosine", "hfc_lfc"):
         curve = analysis.measurement.curve(metric) if analysis.measurement else []
-        last[metric] = curve[-1].mean if curve else None
+        found[metric] = curve[-1].mean if curve else None
     layers = analysis.prediction.layers if analysis.prediction else ()
-    smooth = sum(layer.regime == "smoothing" for layer in layers) if layers else None
-    return Smoothing(**last, smoothing_layers=smooth, layers=len(analysis.inspection.layers))
+    found["smoothing_layers"] = sum(layer.regime == "smoothing" for layer in layers) if layers else None
+    absent = tuple(Missing(field=name, reason=f"{path.name} has none") for name in found if found[name] is None)
+    return EndOfDepth(**found, layers=len(analysis.inspection.layers), missing=absent)
