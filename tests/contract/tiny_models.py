@@ -1,6 +1,7 @@
 """One tiny random model per declared model type: registering a family here is testing it."""
 
 import copy
+import random
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -196,8 +197,11 @@ REPEATS: Mapping[str, str] = {
 }
 """Cases of the same declaration and storage as another one: what is about weights alone need not run on both."""
 
-EACH_FAMILY = [pytest.param(case, marks=pytest.mark.slow) if case in REPEATS else case for case in ALL]
-"""All cases for tests that take long: repetitions run with `make test-slow`."""
+EVERY_RUN = {"bert", "gpt2", "llama", "gemma2", "t5", "bart", "clip", "dinov2", "timm-vit", "torch-encoder"}
+EVERY_RUN |= set(random.Random(0).sample(sorted(set(ALL) - set(REPEATS) - EVERY_RUN), 12))
+"""One case for every way in which weights are stored, and a seeded sample of the others."""
+EACH_FAMILY = [case if case in EVERY_RUN else pytest.param(case, marks=pytest.mark.slow) for case in ALL]
+"""All cases for tests that take long: most of them run with `make test-slow`."""
 
 
 def tiny_model(case: str, seed: int = 0) -> tuple[nn.Module, dict[str, torch.Tensor]]:

@@ -187,7 +187,8 @@ def toy_score(encoder, tmp_path, name, *, shuffled):
     return found.tasks[0].metrics
 
 
-@pytest.mark.parametrize("name", ["boolq", *(pytest.param(n, marks=pytest.mark.slow) for n in MAIN[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MAIN)
 def test_a_task_that_can_be_learned_is_learned(encoder, tmp_path, name):
     metrics = toy_score(encoder, tmp_path, name, shuffled=False)
     for metric, (value,) in metrics.items():

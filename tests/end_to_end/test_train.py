@@ -249,6 +249,7 @@ def test_a_run_killed_while_it_wrote_its_first_file_can_be_resumed(tmp_path):
     assert trained(tmp_path / "run", "training.epochs=0.1", resume=True).manifest.finished
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path):
     """At the same global batch: losses agree within 1e-3 of their size, which is rounding in another order."""
     more = ("augmentation.mixup=0.8", "augmentation.mix_group=48", "augmentation.crop=pad", "augmentation.padding=1")
@@ -316,7 +317,7 @@ CIFAR = (
 )
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_an_unreadable_image_in_the_middle_of_an_epoch_is_named_and_nothing_is_lost(tmp_path, cifar, workers):
     folder = write_folder(tmp_path / "images", cifar)
     files = [path for name in sorted((folder / "train").iterdir()) for path in sorted(name.iterdir())]
