@@ -137,7 +137,7 @@ def test_opening_reads_no_tensor(tmp_path):
     assert len(source.stacks()) == 1
     content = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(content[:-10_000])
-    with pytest.raises(BrokenFile):
+    with pytest.raises(BrokenFile, match="bytes"):
         [source.store.read(name) for name in source.store.names]
 
 

@@ -70,7 +70,7 @@ def test_links_in_a_circle_are_refused(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     for act in (put, require_writable):
-        with pytest.raises(NotWritable):
+        with pytest.raises(NotWritable, match=r"Symlink loop|symbolic links"):
             act(tmp_path / "a")
 
 
@@ -131,12 +131,15 @@ def test_a_stream_that_is_not_open_is_refused():
 # --- names that no file can have ------------------------------------------------------------------------------------
 
 
+NO_NAME = "name too long|null (byte|character)"
+
+
 @pytest.mark.parametrize("name", ["n" * 256, "n" * 5000, "é" * 128, "a\0b"])
 def test_a_name_that_no_file_can_have_is_refused(name, tmp_path):
     for act in (put, require_writable, make_folder):
-        with pytest.raises(NotWritable):
+        with pytest.raises(NotWritable, match=NO_NAME):
             act(tmp_path / name)
-    with pytest.raises(NotWritable), folder_whole(tmp_path / name):
+    with pytest.raises(NotWritable, match=NO_NAME), folder_whole(tmp_path / name):
         pass
     assert names(tmp_path) == []
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 
 import pytest
 import torch
@@ -139,7 +140,7 @@ def test_what_is_no_plain_lora_is_refused_by_its_name(change, words, tmp_path):
     done = oversmooth("inspect", tmp_path / "adapter")
     assert done.returncode == 2
     assert words in " ".join(done.stderr.split())
-    with pytest.raises(NotSupported):
+    with pytest.raises(NotSupported, match=re.escape(words)):
         osm.inspect(tmp_path / "adapter")
 
 

@@ -149,7 +149,7 @@ def test_a_batch_with_an_unreadable_example_holds_its_error_alone():
     collate = pickle.loads(pickle.dumps(ReportingCollate(stack)))
     batch = collate([examples[0], examples[1]])
     assert list(batch) == [FAILED]
-    with pytest.raises(UnreadableData):
+    with pytest.raises(UnreadableData, match=r"1\.png"):
         without_errors(batch)
     assert without_errors(collate([examples[0]]))["labels"].tolist() == [0]
 
