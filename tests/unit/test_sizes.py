@@ -9,7 +9,6 @@ from tests.unit.test_layers import SOURCES
 
 MODULE_LINES, BODY_LINES = 300, 40
 LONGER_MODULES = {
-    "control.rules": "a table: one class per published rule",
     "models.families": "a table: one row per family",
     "models.crammed_bert": "one model as a file of its own, as transformers' models are, to be read top to bottom",
     "models.discovery.trace": "one class: its methods share the record of one forward pass",

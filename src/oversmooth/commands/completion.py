@@ -33,11 +33,12 @@ VALUES: dict[str, tuple[str, ...]] = {
         *("vanilla", "sharpen", "smooth", "sharpen-measured", "smooth-measured", "free", "sharpen-start"),
         *("smooth-start", "no-identity", "matched"),
         *("attnscale", "featscale", "neutreno", "contranorm", "gfsa", "centered", "layerscale", "residual_scaling"),
-        "value_residual",
+        *("value_residual", "layernorm_scaling", "tempscale", "exclusive", "differential", "gate"),
     ),
     "what_if": (
         *("no_skip", "flip_norms", "positive_norms", "no_biases", "scale:", "interval:", "layerscale:"),
         *("residual_scaling:", "attnscale:", "featscale:", "centered", "gfsa:"),
+        *("layernorm_scaling:", "tempscale:", "differential:", "gate:"),
     ),
 }
 

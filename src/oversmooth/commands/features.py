@@ -101,7 +101,8 @@ def predict(
         list[str] | None,
         typer.Option(
             help="Also predict each layer with this change; repeatable: no_skip, no_biases, flip_norms, positive_norms, "
-            "scale:F, interval:LOW,HIGH, layerscale:G, attnscale:W, featscale:T1,T2, centered, gfsa:W0,W1,WK.",
+            "scale:F, interval:LOW,HIGH, layerscale:G, attnscale:W, featscale:T1,T2, centered, gfsa:W0,W1,WK, tempscale:T, "
+            "differential:SHARE, gate:GAIN, layernorm_scaling:LAYER.",
             autocompletion=completion.values("what_if"),
         ),
     ] = None,

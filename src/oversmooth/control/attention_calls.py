@@ -104,7 +104,12 @@ class Changes(Protocol):
 
     title: ClassVar[str]
 
+    @property
+    def temperature(self) -> float: ...
+
     def seen(self, visible: Visible) -> None: ...
+
+    def read(self, x: Float[Tensor, "batch token d_model"]) -> None: ...
 
     def values(self, v: Float[Tensor, "batch token kv d_head"]) -> Tensor: ...
 
@@ -158,6 +163,8 @@ def fused(
     """Fused attention, and what the intervention makes of it."""
     visible = visible_in(attn_mask, query.shape[-2], key.shape[-2], is_causal)
     changes.seen(visible)
+    if changes.temperature != 1:
+        query, attn_mask = query / changes.temperature, _tempered_mask(attn_mask, changes.temperature)
     heads = query.shape[1] if query.ndim == 4 else 1
     attend = partial(
         F.scaled_dot_product_attention,
@@ -174,6 +181,13 @@ def fused(
         again=partial(_again, attend, key, heads),
     )
     return changes.product(product)
+
+
+def _tempered_mask(mask: Tensor | None, temperature: float) -> Tensor | None:
+    """A bias of the scores is divided as they are; what masks stays what it is, so that no row becomes empty."""
+    if mask is None or mask.dtype == torch.bool:
+        return mask
+    return torch.where(mask > MASKED_BELOW, mask / temperature, mask)
 
 
 def _again(attend: Callable[..., Tensor], key: Tensor, heads: int, x: Tensor) -> Tensor:
@@ -215,6 +229,7 @@ def multi_head(changes: Changes, *args: Any, **kwargs: Any) -> tuple[Tensor, Ten
         (F.linear(x, weight, bias)).unflatten(-1, (heads, -1)).transpose(0, 1)  # (batch, token, head, d_head)
         for x, weight, bias in zip(inputs, *_projections(call), strict=True)
     )
+    changes.read(inputs[2].transpose(0, 1))
     v = changes.values(v)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     mask = _additive_mask(call, q, k)

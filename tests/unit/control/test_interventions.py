@@ -12,11 +12,24 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import oversmooth as osm
-from oversmooth.control.attention_calls import Product, Visible, visible_in
+from oversmooth.control.attention_calls import Product, Visible, fused, visible_in
 from oversmooth.control.eigenbasis import Heads
-from oversmooth.control.rules import GFSA, RULES, AttnScale, Centered, ContraNorm, FeatScale, LayerFacts
+from oversmooth.control.rules import (
+    GFSA,
+    RULES,
+    AttnScale,
+    Centered,
+    ContraNorm,
+    Differential,
+    Exclusive,
+    FeatScale,
+    Gate,
+    LayerFacts,
+    TempScale,
+)
 from oversmooth.errors import BadValue, CannotControl, UnknownName
 from oversmooth.models.live import call_model
+from oversmooth.models.opening import open_source
 from tests.contract.test_control import loss_of, outputs
 from tests.contract.tiny_models import EACH_FAMILY, tiny_model
 
@@ -27,10 +40,20 @@ IDENTITY = {
     "neutreno": {"strength": 0.0},
     "contranorm": {"scale": 0.0},
     "layerscale": {"init": 1.0},
+    "value_residual": {"first": 0.0},
+    "tempscale": {"temperature": 1.0},
+    "differential": {"start": -17.0},
+    "gate": {"bias": 17.0},
 }
 """Interventions that leave outputs unchanged where they start, or with which options they would."""
-STRONG = {"layerscale": {"init": 0.7}}
+STRONG = {
+    "layerscale": {"init": 0.7},
+    "tempscale": {"temperature": 0.3},
+    "differential": {"start": -0.5},
+    "gate": {"bias": 0.5},
+}
 """Options with which an intervention clearly does something; the others do with their own."""
+LEARNED = ("attnscale", "featscale", "gfsa", "layerscale", "value_residual", "differential", "gate")
 EACH = pytest.mark.parametrize("name", RULES)
 REFUSED = {
     **{("albert", name): "several depths" for name in ("neutreno", "value_residual")},
@@ -42,6 +65,37 @@ REFUSED = {
     ("torch-attention-stack", "contranorm"): "no residual sum",
 }
 """Where a rule has no exact place, and the word that says why."""
+PAIRED = (
+    *("falcon-multi-query", "falcon-grouped", "llama", "mistral", "mixtral", "qwen2", "qwen3", "phi3", "gemma2"),
+    "granite",
+)
+"""Cases in which an even number of heads reads each value head."""
+NORM_AFTER = ("bert", "mpnet", "bart", "opt-post-norm", "torch-encoder", "torch-attention-stack")
+"""Cases without a norm before their branches."""
+
+
+def fits(case: str, name: str) -> bool:
+    """Whether a rule has a place in a case of the lists below."""
+    has_place = case in PAIRED if name == "differential" else case not in NORM_AFTER
+    return (case, name) not in REFUSED and (has_place or name not in ("differential", "layernorm_scaling"))
+
+
+def pairs(cases) -> list[tuple[str, str]]:
+    return [pair for pair in itertools.product(cases, RULES) if fits(*pair)]
+
+
+def refusal(model: nn.Module, case: str, name: str) -> str | None:
+    """The word that says why a model takes no such rule, from the weights and norms of its blocks."""
+    source = open_source(model)
+    for stack in source.stacks():
+        for position, block in enumerate(stack.names.blocks):
+            weights = stack.weights(position, source.store.read)
+            if name == "differential" and weights.n_heads // weights.n_kv % 2:
+                return "do not go in pairs"
+            is_after = stack.arch.residual == "post" or not block.norms.keys() & {"attn_norm", "ffn_norm"}
+            if name == "layernorm_scaling" and is_after:
+                return "several depths" if stack.arch.shared_layers else "no norm stands before"
+    return REFUSED.get((case, name))
 
 
 def disturb(model: nn.Module, seed: int = 0) -> None:
@@ -73,18 +127,21 @@ def test_interventions_start_as_the_identity_do_something_later_and_leave_no_tra
     with torch.no_grad():
         expected = outputs(model, inputs)
         for name in RULES:
-            if (case, name) in REFUSED:
-                with pytest.raises(CannotControl, match=REFUSED[case, name]):
+            if (word := refusal(model, case, name)) is not None:
+                with pytest.raises(CannotControl, match=word):
                     osm.apply(model, name)
                 assert list(model.state_dict()) == names
                 continue
             result = osm.apply(model, name, **IDENTITY.get(name, STRONG.get(name, {})))
-            assert (result.parameters > 0) == (name in ("attnscale", "featscale", "gfsa", "layerscale"))
+            assert (result.parameters > 0) == (name in LEARNED)
             if name in IDENTITY:
                 for found, before in zip(outputs(model, inputs), expected, strict=True):
                     torch.testing.assert_close(found, before, rtol=1e-5, atol=1e-5)
+            if name in ("differential", "gate"):  # so close to the identity, a sigmoid does not feel a disturbance
+                osm.unapply(model, name)
+                osm.apply(model, name, **STRONG[name])
             disturb(model)
-            if name not in ("neutreno", "contranorm"):
+            if name not in ("neutreno", "contranorm", "tempscale"):  # these have nothing to disturb
                 assert not torch.allclose(outputs(model, inputs)[0], expected[0], rtol=1e-3, atol=1e-3)
             osm.unapply(model, name)
             for found, before in zip(outputs(model, inputs), expected, strict=True):
@@ -218,9 +275,7 @@ def test_rows_that_see_nothing_stay_finite():
 FUSED_AND_EAGER = ("bert", "gpt2", "llama", "t5", "bart", "modernbert", "vit", "qwen3", "falcon-grouped")
 
 
-@pytest.mark.parametrize(
-    ("case", "name"), [pair for pair in itertools.product(FUSED_AND_EAGER, RULES) if pair not in REFUSED]
-)
+@pytest.mark.parametrize(("case", "name"), pairs(FUSED_AND_EAGER))
 def test_fused_and_eager_attention_agree(case, name):
     model, inputs = applied(case, name, attn_implementation="sdpa")
     with torch.no_grad():
@@ -229,7 +284,7 @@ def test_fused_and_eager_attention_agree(case, name):
         torch.testing.assert_close(outputs(model, inputs)[0], expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if ("torch-attention-stack", name) not in REFUSED])
+@pytest.mark.parametrize("name", [name for name in RULES if fits("torch-attention-stack", name)])
 def test_torchs_attention_agrees_with_and_without_weights(name):
     stack, inputs = applied("torch-attention-stack", name)
     x = inputs[""]
@@ -351,6 +406,116 @@ def test_scaled_branches_are_those_of_a_model_whose_last_weights_are_scaled(case
         torch.testing.assert_close(outputs(model, inputs)[0], outputs(by_hand, inputs)[0], rtol=1e-4, atol=1e-4)
 
 
+# --- the newer ones: the sentence that defines each ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_tempscale_is_the_softmax_of_divided_scores(mask):
+    given, is_causal = MASKS[mask]
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 6, 3, generator=generator, dtype=torch.float64) for _ in range(3))
+    scores = q @ k.mT / math.sqrt(3)
+    bias = None if given is None or given.dtype == torch.bool else given / 0.4
+    attention = dense(given if bias is None else bias, is_causal, scores / 0.4)[0]
+    rule = TempScale(LayerFacts(heads=HEADS), temperature=0.4)
+    torch.testing.assert_close(fused(rule, q, k, v, given, is_causal=is_causal), attention @ v)
+    once, uniform = dense(given, is_causal, scores)
+    looks = Visible(queries=6, keys=6, mask=uniform > 0)
+    torch.testing.assert_close(rule.probabilities(once, looks), attention)
+
+
+def test_tempscale_lowers_the_entropy_of_attention():
+    model, inputs = tiny_model("bert")
+    model.set_attn_implementation("eager")
+
+    def entropy() -> float:
+        with torch.no_grad():
+            maps = model(**inputs, output_attentions=True).attentions[0]
+        return torch.special.entr(maps).sum(-1).mean().item()
+
+    before = entropy()
+    osm.apply(model, "tempscale", layers=0, temperature=0.5)
+    osm.apply(model, "tempscale", layers=1, temperature=0.9)  # one temperature per layer
+    assert entropy() < before - 0.01
+
+
+def test_what_exclusive_attention_returns_is_orthogonal_to_each_tokens_own_value():
+    rule = Exclusive(LayerFacts(heads=HEADS))
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(2, 6, 2, 3, generator=generator, dtype=torch.float64)
+    v[0, 3] = 0  # a token that says nothing loses nothing
+    o = torch.randn(2, 6, 4, 3, generator=generator, dtype=torch.float64)
+    assert rule.values(v) is v
+    found = rule.mixed(o)
+    own = v.repeat_interleave(2, 2)
+    torch.testing.assert_close((found * own).sum(-1), torch.zeros(2, 6, 4, dtype=torch.float64))
+    torch.testing.assert_close(found[0, 3], o[0, 3])
+    along = (o - found).flatten(0, 2)  # and only that part was taken off
+    torch.testing.assert_close(torch.linalg.cross(along, own.flatten(0, 2)), torch.zeros_like(along))
+
+
+def test_differential_heads_subtract_their_partners_attention_and_their_rows_sum_to_less():
+    _, attention, _ = products("none")
+    values = torch.randn(2, 2, 6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    values = values.repeat_interleave(2, 1)  # two heads read one value head
+    rule = Differential(LayerFacts(heads=HEADS)).double()
+    with torch.no_grad():
+        rule.weight.copy_(torch.tensor([-1.0, 0.5, 2.0, -30.0]))
+        share = rule.weight.sigmoid()[:, None, None]
+        expected = attention - share * attention[:, [1, 0, 3, 2]]
+        torch.testing.assert_close(expected.sum(-1), (1 - share[..., 0]).expand(2, 4, 6))
+        mixed = rule.mixed((attention @ values).transpose(1, 2))
+    torch.testing.assert_close(mixed, (expected @ values).transpose(1, 2))
+    assert Differential.refusal(LayerFacts(heads=Heads(d_model=12, n_heads=4, n_kv=4, d_head=3)))
+
+
+def test_the_gate_starts_at_one_and_opens_by_what_each_token_says():
+    rule = Gate(LayerFacts(heads=HEADS)).double()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 6, 10, generator=generator, dtype=torch.float64)
+    o = torch.randn(2, 6, 4, 3, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        rule.read(x)
+        torch.testing.assert_close(rule.mixed(o), o, rtol=1e-4, atol=0)
+        rule.weight.copy_(torch.randn(4, 10, generator=generator))
+        rule.bias.copy_(torch.tensor([0.0, 1.0, -1.0, 2.0]))
+        rule.read(x)
+        expected = (x @ rule.weight.T + rule.bias).sigmoid()[..., None] * o
+        torch.testing.assert_close(rule.mixed(o), expected)
+
+
+@pytest.mark.parametrize(
+    ("case", "norms"), [("gpt2", ("ln_1", "ln_2")), ("llama", ("input_layernorm", "post_attention_layernorm"))]
+)
+def test_layernorm_scaling_divides_what_the_norms_of_block_l_give_by_the_root_of_l(case, norms):
+    model, inputs = tiny_model(case)
+    by_hand = copy.deepcopy(model)
+    with torch.no_grad():
+        for number, block in enumerate(by_hand.h if case == "gpt2" else by_hand.layers, start=1):
+            for parameter in (p for norm in norms for p in getattr(block, norm).parameters()):
+                parameter /= math.sqrt(number)
+        osm.apply(model, "layernorm_scaling")
+        torch.testing.assert_close(outputs(model, inputs)[0], outputs(by_hand, inputs)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_value_residual_mixes_in_the_first_values_and_learns_how_much():
+    model, inputs = tiny_model("llama")
+    with torch.no_grad():
+        before = outputs(model, inputs)[0]
+        osm.apply(model, "value_residual", first=0.0)
+        torch.testing.assert_close(outputs(model, inputs)[0], before, rtol=1e-5, atol=1e-5)
+    loss_of(model, inputs).backward()
+    weights = {path: p.grad for path, p in model.named_parameters() if "oversmooth_" in path}
+    assert len(weights) == 2 * 2  # two numbers in each layer behind the first
+    assert all(gradient.abs() > 0 for gradient in weights.values())
+
+
+def test_values_of_other_sizes_than_the_first_layers_are_refused():
+    facts = LayerFacts(heads=HEADS, first_heads=Heads(d_model=10, n_heads=4, n_kv=4, d_head=3))
+    said = RULES["value_residual"].refusal(facts)
+    assert said == "its values have 2 heads of width 3, and those of the first layer 4 heads of width 3"
+
+
 # --- padding and causality ---------------------------------------------------------------------------------------------
 
 PADDED = (
@@ -369,8 +534,10 @@ PADDED = (
 CAUSAL = ("gpt2", "llama", "bloom", "gpt_neox", "gptj", "opt-post-norm", "falcon-multi-query", "gemma2", "mistral")
 
 
-@pytest.mark.parametrize("case", PADDED)
-@EACH
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [*pairs(PADDED), ("t5", "layerscale"), ("t5", "residual_scaling")],  # of its encoder, which has no cross-attention
+)
 def test_a_padded_sequence_gives_what_it_gives_alone(case, name):
     model, inputs = tiny_model(case)
     stack = "encoder" if case == "t5" else None
@@ -387,8 +554,7 @@ def test_a_padded_sequence_gives_what_it_gives_alone(case, name):
     torch.testing.assert_close(together[1:, :7], alone, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", CAUSAL)
-@EACH
+@pytest.mark.parametrize(("case", "name"), pairs(CAUSAL))
 def test_no_token_sees_a_later_one(case, name):
     model, inputs = applied(case, name)
     changed = inputs["input_ids"].clone()
@@ -399,7 +565,11 @@ def test_no_token_sees_a_later_one(case, name):
     assert not torch.allclose(after[:, 8:], before[:, 8:], atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["attnscale", "centered", "value_residual", "neutreno", "layerscale"])
+WITH_CACHE = ("attnscale", "centered", "value_residual", "neutreno", "layerscale")
+NEWER = ("layernorm_scaling", "tempscale", "exclusive", "differential", "gate")
+
+
+@pytest.mark.parametrize("name", [*WITH_CACHE, *NEWER])
 def test_generation_with_a_cache_agrees_with_whole_sequences(name):
     model, inputs = applied("llama", name)
     ids = inputs["input_ids"]
@@ -423,19 +593,30 @@ def test_what_needs_whole_sequences_refuses_a_cache(name):
 # --- gradients ---------------------------------------------------------------------------------------------------------
 
 
-def small_bert() -> nn.Module:
-    from transformers import BertConfig, BertModel
+def small_model(name: str) -> nn.Module:
+    """BERT, or what takes rules that it does not: norms first, and two heads on one value head."""
+    from transformers import BertConfig, BertModel, Starcoder2Config, Starcoder2Model
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 4}
-    model = BertModel(BertConfig(**sizes, vocab_size=5, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    sizes = {
+        "hidden_size": 4,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 4,
+        "vocab_size": 5,
+    }
+    if fits("bert", name):
+        model = BertModel(BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    else:
+        ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        model = Starcoder2Model(Starcoder2Config(**sizes, num_key_value_heads=1, **ends))
     return model.double().eval()
 
 
 @EACH
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_gradients_agree_with_finite_differences(name, attention):
-    model = small_bert()
+    model = small_model(name)
     model.set_attn_implementation(attention)
     osm.apply(model, name, **STRONG.get(name, {}))
     disturb(model)
@@ -450,10 +631,11 @@ def test_gradients_agree_with_finite_differences(name, attention):
     assert torch.autograd.gradcheck(forward, (x, *start), atol=1e-6)
 
 
-@EACH
+@pytest.mark.parametrize("name", [name for name in RULES if name != "differential"])
 def test_gradients_of_torchs_attention_agree_with_finite_differences(name):
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(4, 2, 4, dropout=0.0, batch_first=True, dtype=torch.float64)
+    is_first = name == "layernorm_scaling"
+    layer = nn.TransformerEncoderLayer(4, 2, 4, 0.0, batch_first=True, norm_first=is_first, dtype=torch.float64)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     osm.apply(model, name, **STRONG.get(name, {}))
     disturb(model)
@@ -461,8 +643,7 @@ def test_gradients_of_torchs_attention_agree_with_finite_differences(name):
     assert torch.autograd.gradcheck(model, (x,), atol=1e-6)
 
 
-@EACH
-@pytest.mark.parametrize("case", ["bert", "llama"])
+@pytest.mark.parametrize(("case", "name"), pairs(["bert", "llama"]))
 def test_gradient_checkpointing_changes_no_gradient(case, name):
     model, inputs = applied(case, name)
 
@@ -494,14 +675,15 @@ def test_first_values_without_a_gradient_are_refused_rather_than_dropped():
 
 @EACH
 def test_copies_and_state_dicts_carry_the_intervention(name):
-    model, inputs = applied("bert", name)
+    case = "bert" if fits("bert", name) else "llama"
+    model, inputs = applied(case, name)
     with torch.no_grad():
         expected = outputs(model, inputs)[0]
         twin = copy.deepcopy(model)
         torch.testing.assert_close(outputs(twin, inputs)[0], expected, rtol=0, atol=0)
         osm.unapply(model)
         torch.testing.assert_close(outputs(twin, inputs)[0], expected, rtol=0, atol=0)  # it has hooks of its own
-        other, _ = tiny_model("bert", seed=3)
+        other, _ = tiny_model(case, seed=3)
         osm.apply(other, name, **STRONG.get(name, {}))
         other.load_state_dict(twin.state_dict())
         torch.testing.assert_close(outputs(other, inputs)[0], expected, rtol=0, atol=0)
@@ -510,7 +692,7 @@ def test_copies_and_state_dicts_carry_the_intervention(name):
 @EACH
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_and_half_models_run(name, dtype):
-    model, inputs = applied("timm-vit", name)
+    model, inputs = applied("timm-vit" if fits("timm-vit", name) else "llama", name)
     with torch.autocast("cpu", dtype=dtype):
         loss = loss_of(model, inputs)
     loss.backward()
@@ -579,6 +761,8 @@ def test_wrong_names_and_options_are_refused():
         osm.apply(model, "gfsa", scale=1.0)
     with pytest.raises(BadValue, match="order"):
         osm.apply(model, "gfsa", order=1)
+    with pytest.raises(BadValue, match="temperature must be greater than 0 and at most 1"):
+        osm.apply(model, "tempscale", temperature=2.0)
     osm.apply(model, "centered")
     with pytest.raises(CannotControl, match="already applied"):
         osm.apply(model, "centered")

@@ -43,6 +43,10 @@ def feat_scale(attention: Attention, t1: float, t2: float) -> Attention:
     return formulas.featscale(attention, common, attention.new_tensor(t1), attention.new_tensor(t2))
 
 
+def differential(attention: Attention, share: float) -> Attention:
+    return formulas.differential(attention, formulas.partners(attention, 0), attention.new_tensor(share))
+
+
 # --- changed weights ------------------------------------------------------------------------------------------------
 
 
@@ -105,21 +109,32 @@ def _too_many_channels(layer: AttentionLayer) -> str | None:
     return None
 
 
+def _no_pairs(layer: AttentionLayer) -> str | None:
+    group = layer.weights.n_heads // layer.weights.n_kv
+    return None if group % 2 == 0 else f"each value head is read by {group} heads, which do not go in pairs"
+
+
 Builder = Callable[..., WhatIf]
 
 
-def _attention_only(function: Callable[..., Attention]) -> Builder:
-    return lambda name, *numbers: WhatIf(name=name, layer=_same, attention=lambda a: function(a, *numbers))
+def _applies(layer: AttentionLayer) -> str | None:
+    return None
+
+
+def _attention_only(
+    function: Callable[..., Attention], why_not: Callable[[AttentionLayer], str | None] = _applies
+) -> Builder:
+    return lambda name, *numbers: WhatIf(
+        name=name, layer=_same, attention=lambda a: function(a, *numbers), why_not=why_not
+    )
 
 
 def _layer_only(
-    change: Callable[..., AttentionLayer], why_not: Callable[[AttentionLayer], str | None] | None
+    change: Callable[..., AttentionLayer], why_not: Callable[[AttentionLayer], str | None] = _applies
 ) -> Builder:
-    def build(name: str, *numbers: float) -> WhatIf:
-        reason = why_not if why_not is not None else (lambda layer: None)
-        return WhatIf(name=name, layer=lambda layer: change(layer, *numbers), attention=_same, why_not=reason)
-
-    return build
+    return lambda name, *numbers: WhatIf(
+        name=name, layer=lambda layer: change(layer, *numbers), attention=_same, why_not=why_not
+    )
 
 
 def _feat_scale(name: str, t1: float, t2: float) -> WhatIf:
@@ -133,6 +148,25 @@ def _feat_scale(name: str, t1: float, t2: float) -> WhatIf:
         return "a norm on the branch undoes it in part" if layer.norm_on_branch is not None else None
 
     return WhatIf(name=name, layer=change, attention=lambda a: feat_scale(a, t1, t2), why_not=why_not)
+
+
+def _layernorm_scaling(name: str, number: float) -> WhatIf:
+    """Values, queries and keys are all made from what the norm gives, so that scores are divided by `sqrt(l)` twice.
+
+    Exact where queries and keys are linear in it: biases, norms and positions of their own are taken for small.
+    """
+
+    def change(layer: AttentionLayer) -> AttentionLayer:
+        norm = layer.weights.norms["attn_norm"]
+        bias = None if norm.bias is None else formulas.layernorm_scaling(norm.bias, number)
+        scaled = dataclasses.replace(norm, weight=formulas.layernorm_scaling(norm.weight, number), bias=bias)
+        norms = {**layer.weights.norms, "attn_norm": scaled}
+        return dataclasses.replace(layer, weights=dataclasses.replace(layer.weights, norms=norms))
+
+    def why_not(layer: AttentionLayer) -> str | None:
+        return "no norm stands before its attention" if layer.norm_before is None else None
+
+    return WhatIf(name=name, layer=change, attention=lambda a: formulas.tempered(a, number), why_not=why_not)
 
 
 def _no_biases(name: str) -> WhatIf:
@@ -156,25 +190,39 @@ def _interval(name: str, low: float, high: float) -> WhatIf:
 
 
 WHAT_IFS: dict[str, tuple[str, Builder, int, int]] = {
-    "no_skip": ("", _layer_only(lambda layer: dataclasses.replace(layer, skip=0.0), None), 0, 0),
+    "no_skip": ("", _layer_only(lambda layer: dataclasses.replace(layer, skip=0.0)), 0, 0),
     "flip_norms": ("", _layer_only(_flipped, _no_norm_on_branch), 0, 0),
     "positive_norms": ("", _layer_only(lambda layer: _with_norms(layer, torch.abs), _no_norm_on_branch), 0, 0),
     "no_biases": ("", _no_biases, 0, 0),
-    "scale": ("FACTOR", _layer_only(_scaled_map, None), 1, 1),
+    "scale": ("FACTOR", _layer_only(_scaled_map), 1, 1),
     "interval": ("LOW,HIGH", _interval, 2, 2),
-    "layerscale": ("GAIN", _layer_only(_scaled, None), 1, 1),
-    "residual_scaling": ("LAYERS", _layer_only(lambda layer, count: _scaled(layer, count**-0.5), None), 1, 1),
+    "layerscale": ("GAIN", _layer_only(_scaled), 1, 1),
+    "residual_scaling": ("LAYERS", _layer_only(lambda layer, count: _scaled(layer, count**-0.5)), 1, 1),
     "attnscale": ("W", _attention_only(attn_scale), 1, 1),
     "featscale": ("T1,T2", _feat_scale, 2, 2),
     "centered": ("", _attention_only(centred_attention), 0, 0),
     "gfsa": ("W0,W1,WK[,K]", _attention_only(gfsa), 3, 4),
+    "layernorm_scaling": ("LAYER", _layernorm_scaling, 1, 1),
+    "tempscale": ("T", _attention_only(formulas.tempered), 1, 1),
+    "differential": ("SHARE", _attention_only(differential, _no_pairs), 1, 1),
+    "gate": ("GAIN", _attention_only(formulas.gate), 1, 1),
 }
 """Name to what follows it, how it is built, and how few and how many numbers it takes."""
+
+RANGES: dict[str, tuple[Callable[..., bool], str]] = {
+    "residual_scaling": (lambda layers: layers >= 1, "LAYERS with at least one layer"),
+    "layernorm_scaling": (lambda layer: layer >= 1, "LAYER, counted from 1"),
+    "tempscale": (lambda t: t > 0, "T with a temperature above 0"),
+    "differential": (lambda share: 0 <= share <= 1, "SHARE with a number from 0 to 1"),
+    "interval": (lambda low, high: low < high, "LOW,HIGH with LOW < HIGH"),
+}
+"""Which numbers a what-if takes, and how that is said."""
 
 OUTSIDE = {
     "neutreno": "it adds a source term from layer 0",
     "value_residual": "it adds a source term from layer 0",
     "contranorm": "its mixing depends on the features at every step",
+    "exclusive": "what it takes off depends on the values of every token",
 }
 """Interventions that are outside the eigenvalue picture: they can only be measured."""
 
@@ -195,8 +243,6 @@ def what_if(text: str) -> WhatIf:
         raise BadValue("what_if", text, f"{name}:{form}, with numbers") from error
     if not fewest <= len(numbers) <= most or not all(map(math.isfinite, numbers)):
         raise BadValue("what_if", text, f"{name}:{form}" if form else f"{name} alone")
-    if name == "residual_scaling" and numbers[0] < 1:
-        raise BadValue("what_if", text, "residual_scaling:LAYERS with at least one layer")
-    if name == "interval" and not numbers[0] < numbers[1]:
-        raise BadValue("what_if", text, "interval:LOW,HIGH with LOW < HIGH")
+    if name in RANGES and not RANGES[name][0](*numbers):
+        raise BadValue("what_if", text, f"{name}:{RANGES[name][1]}")
     return build(text.strip(), *numbers)
