@@ -10,7 +10,9 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -44,13 +46,34 @@ def _run() -> int:
     try:
         from oversmooth.commands.app import app
 
-        app()
+        with _own_warnings_as_messages():
+            app()
     except SystemExit as exit_:  # how typer ends, always
         return exit_.code if isinstance(exit_.code, int) else 0
     except OversmoothError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     return 0
+
+
+@contextlib.contextmanager
+def _own_warnings_as_messages() -> Iterator[None]:
+    """Warnings of other libraries are shown as Python shows them."""
+    import warnings
+
+    show = warnings.showwarning
+
+    def shown(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if category.__module__.startswith("oversmooth."):
+            sys.stderr.write(f"warning: {message}\n")
+        else:
+            show(message, category, *where, **more)
+
+    warnings.showwarning = shown
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
 
 
 def _take_signals() -> None:

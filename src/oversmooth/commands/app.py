@@ -11,6 +11,7 @@ from oversmooth.commands.features import measure, predict
 from oversmooth.commands.finetune import finetune
 from oversmooth.commands.gate import gate
 from oversmooth.commands.pages import compare, report
+from oversmooth.commands.plugins import plugins
 from oversmooth.commands.reproduce import reproduce
 from oversmooth.commands.train import train
 from oversmooth.commands.weights import architectures, discover, inspect, verify
@@ -47,5 +48,6 @@ for command in (
     finetune,
     reproduce,
     architectures,
+    plugins,
 ):
     app.command(epilog=epilog(command.__name__))(command)

@@ -24,6 +24,7 @@ EXAMPLES = {
     "finetune": ("oversmooth finetune path/to/encoder --tasks boolq,cb --data SuperGLUE --seeds 0,1,2",),
     "reproduce": ("oversmooth reproduce all --out reproduction",),
     "architectures": ("oversmooth architectures --json",),
+    "plugins": ("oversmooth plugins",),
 }
 
 

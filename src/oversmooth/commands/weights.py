@@ -96,7 +96,8 @@ def architectures(
 ) -> None:
     """List the declared families, what else is covered, and what is refused and why."""
     from oversmooth.models.coverage import coverage
-    from oversmooth.models.families import ARCHITECTURES, REFUSED
+    from oversmooth.models.families import REFUSED
+    from oversmooth.models.identify import architectures as declared
     from oversmooth.output.terminal import tables
 
     if json:
@@ -105,7 +106,7 @@ def architectures(
 
         rows = [
             {"family": arch.name, "model_types": list(arch.model_types), "residual": arch.residual, "norm": arch.norm}
-            for arch in ARCHITECTURES.values()
+            for arch in declared().values()
         ]
         found = [dataclasses.asdict(row) for row in coverage()]
         typer.echo(json_module.dumps({"declared": rows, "refused": dict(REFUSED), "covered": found}, indent=2))
@@ -118,7 +119,7 @@ def architectures(
             "norm": arch.norm,
             "attention": ("causal" if arch.is_causal else "bidirectional") + (", hybrid" if arch.is_hybrid else ""),
         }
-        for arch in ARCHITECTURES.values()
+        for arch in declared().values()
     ]
     if not all_:
         tables.show_architectures(shown, REFUSED)

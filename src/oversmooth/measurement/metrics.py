@@ -17,13 +17,14 @@ where neither autocast nor TF32 would silently shorten their digits.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt, pi
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from oversmooth.environment import plugins
 from oversmooth.errors import GivenTwice, NameTaken, NotAGrid, UnknownName, WrongShape
 from oversmooth.measurement.moments import Moments, in_float64, weighted_sum
 
@@ -233,8 +234,6 @@ def _side(n: int) -> int:
     return isqrt(n)
 
 
-# --- choosing and evaluating ----------------------------------------------------------------------------------------
-
 OwnFunction = Callable[[Tensor, Tensor], Tensor]
 """A metric of the user's own: `f(h, keep)` returns one number per sequence, shape (batch,)."""
 Choice = str | Metric | OwnFunction
@@ -254,14 +253,24 @@ def lookup(choices: Choice | Iterable[Choice]) -> tuple[Metric, ...]:
     return metrics
 
 
+def all_metrics() -> dict[str, Metric]:
+    return plugins.fill(METRICS, "metrics", _accepted)  # the table with what plugins add
+
+
+def _accepted(name: str, value: object) -> Metric:
+    if not isinstance(value, Metric) and not callable(value):
+        raise plugins.expected(name, value, "a Metric, or a function f(h, keep)")
+    return replace(value if isinstance(value, Metric) else _own(value), name=name)
+
+
 def _find(choice: Choice) -> Metric:
     if isinstance(choice, Metric):
         return choice
     if not isinstance(choice, str):
         return _own(choice)
-    if choice not in METRICS:
-        raise UnknownName("metric", choice, tuple(METRICS))
-    return METRICS[choice]
+    if choice not in (metrics := all_metrics()):
+        raise UnknownName("metric", choice, tuple(metrics))
+    return metrics[choice]
 
 
 def _own(function: OwnFunction) -> Metric:

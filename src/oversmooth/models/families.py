@@ -507,7 +507,7 @@ TORCH_ATTENTION = Arch(
     when=(When(key="batch_first", value=False, change={"token_axis": 0}),),
 )
 
-ARCHITECTURES: Mapping[str, Arch] = {
+ARCHITECTURES: dict[str, Arch] = {
     arch.name: arch
     for arch in (
         *(BERT, DISTILBERT, ALBERT, MPNET, DEBERTA_V2, MODERNBERT, CRAMMED_BERT),

@@ -4,29 +4,44 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
+from oversmooth.environment import plugins
 from oversmooth.errors import AdapterMismatch
 from oversmooth.models.declaration import NORM_ROLES, Arch, Paths
 from oversmooth.models.families import ARCHITECTURES
 from oversmooth.models.resolve import resolve
 
 
+def architectures() -> dict[str, Arch]:
+    """The declared families, with what plugins add."""
+    return plugins.fill(ARCHITECTURES, "architectures", _accepted)
+
+
+def _accepted(name: str, value: object) -> Arch:
+    if not isinstance(value, Arch):
+        raise plugins.expected(name, value, "an oversmooth.models.declaration.Arch")
+    taken = {model_type for arch in ARCHITECTURES.values() for model_type in arch.model_types}
+    if again := sorted(taken & set(value.model_types)):
+        raise plugins.expected(name, again[0], "a family of model types that are not declared yet")
+    return replace(value, name=name)
+
+
 def known_model_types() -> list[str]:
-    return sorted({model_type for arch in ARCHITECTURES.values() for model_type in arch.model_types})
+    return sorted({model_type for arch in architectures().values() for model_type in arch.model_types})
 
 
 def known_gguf_architectures() -> list[str]:
-    return sorted({name for arch in ARCHITECTURES.values() for name in arch.gguf})
+    return sorted({name for arch in architectures().values() for name in arch.gguf})
 
 
 def declared_for_gguf(architecture: str) -> Arch | None:
     """The declaration behind the name that a GGUF file gives its architecture, in the form GGUF stores it."""
-    found = [arch for arch in ARCHITECTURES.values() if architecture in arch.gguf]
+    found = [arch for arch in architectures().values() if architecture in arch.gguf]
     return gguf_form(found[0]) if found else None
 
 
 def declared_for(model_type: str) -> list[Arch]:
     """The declarations of a model type, one per stack; empty when it is unknown."""
-    return [arch for arch in ARCHITECTURES.values() if model_type in arch.model_types]
+    return [arch for arch in architectures().values() if model_type in arch.model_types]
 
 
 def candidates_by_name(names: Collection[str]) -> dict[str, list[Arch]]:
@@ -38,7 +53,7 @@ def candidates_by_name(names: Collection[str]) -> dict[str, list[Arch]]:
     """
     fits: dict[str, list[Arch]] = {}
     explained: dict[str, set[str]] = {}
-    for arch in ARCHITECTURES.values():
+    for arch in architectures().values():
         tensors = _tensors_explained(arch, names)
         for label, variant in _variants(arch).items() if tensors else ():
             fits.setdefault(label, []).append(variant)

@@ -3,6 +3,7 @@
 from oversmooth.output.data_words import how_made, how_much
 from oversmooth.output.report.blocks import Block, Items, Page, Section, Strip, StripItem, Words, table_of
 from oversmooth.output.report.features import attribution_section, curves
+from oversmooth.output.report.plugged import plugged_sections
 from oversmooth.output.report.theory import (
     head_exponents,
     ladder_section,
@@ -42,6 +43,7 @@ def page_of(analysis: Analysis) -> Page:
         what_if_section(prediction) if prediction else None,
         norms_section(inspection),
         verdict_section(prediction) if prediction else None,
+        *plugged_sections(analysis),
         _methods(analysis),
         _provenance(analysis),
     ]

@@ -274,3 +274,12 @@ def show_coverage(counts: Sequence[Row], every: Sequence[Row]) -> None:
         console.print(table)
     if not every:
         console.print("Every one of them: oversmooth architectures --all", style="dim")
+
+
+def show_plugins(rows: Sequence[Row]) -> None:
+    table = new_table()
+    for name in rows[0]:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*(escape(str(value)) for value in row.values()))
+    open_console().print(table)

@@ -15,7 +15,7 @@ from torch import nn
 from oversmooth.control.constrain import bake, constrain
 from oversmooth.control.eigenbasis import Eigenbasis, Heads, random_columns
 from oversmooth.control.interventions import apply
-from oversmooth.control.rules import RULES
+from oversmooth.control.rules import RULES, all_rules
 from oversmooth.errors import UnknownName
 from oversmooth.models.opening import open_source
 from oversmooth.models.stores.module import ModuleStore
@@ -49,8 +49,8 @@ VARIANTS = ("vanilla", *FORMS, MATCHED, *RULES)
 
 
 def require_variant(variant: str) -> None:
-    if variant not in VARIANTS:
-        raise UnknownName("variant", variant, VARIANTS)
+    if variant not in VARIANTS and variant not in all_rules():
+        raise UnknownName("variant", variant, tuple(dict.fromkeys((*VARIANTS, *all_rules()))))
 
 
 def put_on(
@@ -75,7 +75,7 @@ def put_on(
             _start_inside(model, form, form.start)
     elif variant == MATCHED:
         _start_orthogonal(model, generator)
-    elif variant in RULES:
+    elif variant in all_rules():
         apply(model, variant)
 
 
@@ -115,9 +115,9 @@ def _start_orthogonal(model: nn.Module, generator: torch.Generator) -> None:
 def ordinary(model: nn.Module, variant: str) -> nn.Module:
     """A copy with ordinary weights; a baseline stays on its copy, because no ordinary weights can express it."""
     found = copy.deepcopy(model).cpu().eval()
-    return found if variant in RULES else bake(found)
+    return found if variant in all_rules() else bake(found)
 
 
 def leaves_ordinary_weights(variant: str) -> bool:
     """Whether the trained model loads in plain timm or transformers."""
-    return variant not in RULES
+    return variant not in all_rules()
