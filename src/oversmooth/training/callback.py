@@ -1,16 +1,13 @@
 """The monitor as a callback of the Hugging Face Trainer, and of every trainer made from it (SFTTrainer, ...)."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from oversmooth.data.batches import Batch
 from oversmooth.errors import MissingDependency
-from oversmooth.measurement.limits import limits_of
-from oversmooth.measurement.metrics import Choice
-from oversmooth.training.monitor import MONITOR_METRICS, Monitor
 from oversmooth.training.trackers import TRACKERS, Logger, folder_of_own_events, tensorboard, tracker
+from oversmooth.training.watching import WatchesTraining
 
 try:
     from transformers import TrainerCallback
@@ -18,7 +15,7 @@ except ImportError as error:
     raise MissingDependency("transformers", "hf", "SmoothingCallback") from error
 
 
-class SmoothingCallback(TrainerCallback):
+class SmoothingCallback(WatchesTraining, TrainerCallback):
     """Measures `batches` before training, every `every` steps, and at the end.
 
     The numbers go to the trackers that the Trainer reports to (TensorBoard, Weights & Biases, MLflow, Trackio), to its
@@ -26,40 +23,16 @@ class SmoothingCallback(TrainerCallback):
     `patience` and `on_collapse` are those of `Monitor`: with "stop", a collapse ends the training.
     """
 
-    def __init__(
-        self,
-        every: int = 100,
-        batches: Sequence[Batch] = (),
-        *,
-        metrics: Choice | Iterable[Choice] = MONITOR_METRICS,
-        file: str | Path | None = None,
-        rules: Mapping[str, object] | None = None,
-        patience: int = 1,
-        on_collapse: str = "warn",
-    ):
-        limits_of(rules or {})  # a mistake is told now, and not after the data have been prepared
-        self.every = every
-        self.monitor: Monitor | None = None
-        self.loggers: tuple[Logger, ...] = ()
-        self._batches = batches
-        self._options: dict[str, Any] = {
-            "every": every,
-            "metrics": metrics,
-            "file": file,
-            "rules": rules,
-            "patience": patience,
-            "on_collapse": on_collapse,
-        }
+    loggers: tuple[Logger, ...] = ()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self.loggers = tuple(_loggers(args)) if state.is_world_process_zero else ()
-        self.monitor = Monitor(model, self._batches, **self._options)
+        self.begin(model)
         if state.global_step % self.every == 0 and not _measured_before(state):  # a resumed run begins anywhere
             self._measure(state, control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self.monitor is not None and logs and "loss" in logs:
-            self.monitor.note_loss(float(logs["loss"]))
+        self.note_loss((logs or {}).get("loss"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step % self.every == 0:
@@ -70,9 +43,8 @@ class SmoothingCallback(TrainerCallback):
             self._measure(state, control)
 
     def _measure(self, state: Any, control: Any) -> None:
-        assert self.monitor is not None, "training has begun"
-        numbers = self.monitor.measure(state.global_step)
-        if self.monitor.should_stop:
+        numbers, is_enough = self.measure(state.global_step)
+        if is_enough:
             control.should_training_stop = True
         if numbers is None:  # another process than the first
             return
