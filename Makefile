@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := hf,timm,lightning,gguf,report,docs,dev
-SOURCES := src tests benchmarks examples docs/hooks
+SOURCES := src tests benchmarks examples release docs/hooks
 
-.PHONY: report test test-slow fuzz check format docs public-api bench families chromium constraints clean
+.PHONY: report test test-slow fuzz check format docs public-api bench families release chromium constraints clean
 
 report: $(STAMP)
 	$(BIN)/oversmooth report --output report.html
@@ -49,6 +49,11 @@ bench: $(STAMP)
 # The table of what is covered, from every model type of transformers and family of timm; goes on where it was stopped.
 families: $(STAMP)
 	$(BIN)/python benchmarks/families.py
+
+# sdist and wheel into dist/, their metadata checked, and the wheel tried in a clean environment with each extra.
+# make release RELEASE="--extras base,hf" tries these only; on a tag, the hosted workflow adds --tag and publishes.
+release: $(STAMP)
+	$(BIN)/python release/release.py $(RELEASE)
 
 # The browser of the page tests; where there is no apt, those tests skip with that reason.
 chromium:

@@ -80,6 +80,49 @@ def test_the_command_ends_with_one_beyond_the_limits_and_writes_for_machines(fol
     assert not ids.exists()
 
 
+# --- models that were trained -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Two ViTs trained on the same handwritten digits, one of them smoothed, and a folder of digits."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+    from transformers import ViTConfig, ViTForImageClassification
+
+    place = tmp_path_factory.mktemp("digits")
+    found = load_digits()
+    (place / "images").mkdir()
+    for number, image in enumerate(found.images[:8]):
+        Image.fromarray((image * 255 / 16).astype("uint8")).convert("RGB").save(place / "images" / f"{number}.png")
+    images = torch.tensor(found.images / 8 - 1, dtype=torch.float32)[:, None].expand(-1, 3, 8, 8)
+    labels = torch.tensor(found.target)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 64}
+    for name in ("vanilla", "smooth"):
+        torch.manual_seed(0)
+        model = ViTForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=2, num_labels=10))
+        if name == "smooth":
+            osm.smooth(model, init="fresh")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        for step in range(30):
+            batch = torch.arange(step * 64, (step + 1) * 64) % len(images)
+            optimizer.zero_grad()
+            model(images[batch], labels=labels[batch]).loss.backward()
+            optimizer.step()
+        osm.bake(model).vit.save_pretrained(place / name)
+    return place
+
+
+def test_the_exit_code_of_a_model_trained_on_digits_is_zero_and_of_its_smoothed_twin_one(digits):
+    words = ("--data", digits / "images", "--mean", "0.5", "--std", "0.5", "--size", "8", "--max-cosine", "0.9")
+    good = oversmooth("gate", digits / "vanilla", *words)
+    assert (good.returncode, good.stdout) == (0, "passed\n"), good.stderr
+    bad = oversmooth("gate", digits / "smooth", *words)
+    assert bad.returncode == 1, bad.stderr
+    assert "max_cosine: layer 5: cosine is 0.9" in bad.stdout
+    assert "its attention smooths most" in bad.stdout
+
+
 def test_the_log_of_a_run_is_held_to_limits_too(tmp_path):
     log = tmp_path / "metrics.jsonl"
     lines = [

@@ -1,0 +1,99 @@
+"""What a release is: an sdist and a wheel that hold everything, one version, and weights inspected without any extra."""
+
+import subprocess
+import tomllib
+import zipfile
+
+import pytest
+
+from release import release, smoke
+from tests.command_line import ROOT, fresh_python
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return release.build(tmp_path_factory.mktemp("dist"))
+
+
+def test_the_sdist_builds_the_wheel_and_both_hold_what_they_should(built):
+    extras = release.check_metadata(*built)
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras) == set(declared)
+    assert set(smoke.CHECKS) - {"base"} <= set(extras)
+
+
+def test_a_wheel_that_lacks_a_file_is_refused(built, tmp_path):
+    sdist, wheel = built
+    poorer = tmp_path / wheel.name
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(poorer, "w") as part:
+        for name in whole.namelist():
+            if name != "oversmooth/py.typed":
+                part.writestr(name, whole.read(name))
+    with pytest.raises(release.NotReleasable, match=r"The wheel lacks oversmooth/py\.typed"):
+        release.check_metadata(sdist, poorer)
+
+
+def test_a_tag_that_is_not_the_version_is_refused():
+    with pytest.raises(release.NotReleasable, match=r"The tag is v99\.0 and the version in pyproject\.toml"):
+        release.check_version("v99.0")
+    release.check_version(f"v{release.version()}")
+
+
+def test_there_is_one_version():
+    import oversmooth
+
+    assert f"version: {release.version()}" in (ROOT / "CITATION.cff").read_text()
+    assert oversmooth.__version__ == release.version()
+
+
+WITHOUT_EXTRAS = """
+import sys
+needed = {needed!r}
+
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in needed:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+
+sys.meta_path.insert(0, Absent())
+sys.argv = ["oversmooth", {verb!r}, {folder!r}, *{more!r}]
+from oversmooth.cli import main
+main()
+"""
+OF_EXTRAS = (
+    *("transformers", "timm", "torchvision", "datasets", "accelerate", "huggingface_hub", "tokenizers", "gguf"),
+    *("lightning", "plotly", "jinja2", "matplotlib", "pandas", "pyarrow", "sklearn", "PIL", "peft", "fsspec"),
+)
+
+
+def without_extras(verb, folder, *more) -> subprocess.CompletedProcess[str]:
+    # torch itself imports fsspec and jinja2 where they are installed, and goes on where they are not
+    return fresh_python(WITHOUT_EXTRAS.format(needed=OF_EXTRAS, verb=verb, folder=str(folder), more=more))
+
+
+def test_a_folder_of_safetensors_is_inspected_without_any_extra(tmp_path):
+    folder = smoke.checkpoint(tmp_path)
+    done = without_extras("inspect", folder)
+    assert done.returncode == 0, done.stderr
+    assert "llama, 2 layers, width 32, 4 heads of 8, 2 value heads" in done.stdout
+    done = without_extras("measure", folder)
+    assert done.returncode == 2
+    assert "pip install 'oversmooth[hf]'" in done.stderr
+
+
+def test_the_workflows_try_every_python_that_the_package_claims():
+    import yaml
+
+    claimed = {
+        line.rpartition(" :: ")[2]
+        for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+        if line.startswith("Programming Language :: Python :: 3.")
+    }
+    for name, job in (("ci", "test"), ("release", "try")):
+        workflow = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text())
+        assert set(workflow["jobs"][job]["strategy"]["matrix"]["python"]) == claimed
+    publish = workflow["jobs"]["publish"]
+    assert publish["permissions"] == {"id-token": "write"}
+    assert set(publish["needs"]) == {"build", "try"}
