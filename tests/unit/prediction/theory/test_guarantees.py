@@ -260,19 +260,34 @@ def test_unknown_changes_are_named_with_what_is_known(text, pieces):
         assert piece in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["scale", "scale:a", "scale:1,2", "interval:1,0", "no_skip:3", "gfsa:1", "scale:nan"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "scale",
+        "scale:a",
+        "scale:1,2",
+        "interval:1,0",
+        "no_skip:3",
+        "gfsa:1",
+        "scale:nan",
+        "tempscale:0",
+        "differential:2",
+        "layernorm_scaling:0",
+    ],
+)
 def test_wrong_numbers_are_refused_with_the_right_form(text):
     with pytest.raises(BadValue, match="what_if"):
         what_if(text)
 
 
 def test_every_change_can_be_made():
-    numbers = {0: "", 1: ":2", 2: ":-1,0", 3: ":0,1,0.2"}
+    numbers = {0: "", 1: ":0.5", 2: ":-1,0", 3: ":0,1,0.2"}
+    whole = {"residual_scaling": ":2", "layernorm_scaling": ":2"}
     source = generator(0)
     weights = AttentionWeights(
-        w_v=normal(source, 2, 3, 6),
+        w_v=normal(source, 1, 3, 6),  # read by two heads, so that they can be paired
         w_o=normal(source, 6, 2, 3),
-        b_v=normal(source, 2, 3),
+        b_v=normal(source, 1, 3),
         b_o=normal(source, 6),
         norms={"attn_norm": Norm(kind="layer", weight=normal(source, 6), bias=normal(source, 6))},
     )
@@ -280,7 +295,7 @@ def test_every_change_can_be_made():
     attention, x = random_attention(source, 2, 5), normal(source, 5, 6)
     before = layer.exact(attention, x).output
     for name, (_, _, fewest, _) in WHAT_IFS.items():
-        change = what_if(name + numbers[fewest])
+        change = what_if(name + whole.get(name, numbers[fewest]))
         assert change.why_not(layer) is None
         changed = change.layer(layer)
         after = changed.exact(change.attention(attention), x).output
