@@ -25,9 +25,11 @@ from typing import Any
 import harness
 import numpy as np
 import torch
+from llama_files import LlamaSizes, write_llama
 from scipy.optimize import linear_sum_assignment
 
-WIDTH, HEADS, N_KV, D_HEAD, MLP, VOCABULARY = 4096, 32, 8, 128, 14336, 128256
+WIDTH, HEADS, N_KV, D_HEAD = 4096, 32, 8, 128
+SIZES = LlamaSizes(width=WIDTH, heads=HEADS, value_heads=N_KV, head_width=D_HEAD, mlp=14336, vocabulary=128256)
 LAYERS = (8, 32)
 SCALE = 0.02
 """Standard deviation of the weights: about that of the trained matrices."""
@@ -36,62 +38,16 @@ ORDER = (8, 32, 8)
 SPEED_CLAIM, PEAK_CLAIM, GROWTH_CLAIM = 10.0, 1.5 * 2**30, 1.05
 
 
-def shapes(layers: int) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the checkpoint, in the order of its names in the file."""
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, WIDTH)}
-    for i in range(layers):
-        block = f"model.layers.{i}"
-        found |= {
-            f"{block}.input_layernorm.weight": (WIDTH,),
-            f"{block}.mlp.down_proj.weight": (WIDTH, MLP),
-            f"{block}.mlp.gate_proj.weight": (MLP, WIDTH),
-            f"{block}.mlp.up_proj.weight": (MLP, WIDTH),
-            f"{block}.post_attention_layernorm.weight": (WIDTH,),
-            f"{block}.self_attn.k_proj.weight": (N_KV * D_HEAD, WIDTH),
-            f"{block}.self_attn.o_proj.weight": (WIDTH, HEADS * D_HEAD),
-            f"{block}.self_attn.q_proj.weight": (HEADS * D_HEAD, WIDTH),
-            f"{block}.self_attn.v_proj.weight": (N_KV * D_HEAD, WIDTH),
-        }
-    return found | {"model.norm.weight": (WIDTH,), "lm_head.weight": (VOCABULARY, WIDTH)}
-
-
 def random_tensor(name: str, shape: tuple[int, ...]) -> torch.Tensor | None:
     """What is written at this name; `None` for a hole."""
     if name.endswith("norm.weight"):
-        return (1 + 0.2 * torch.randn(shape)).bfloat16()
-    return (SCALE * torch.randn(shape)).bfloat16() if "v_proj" in name or "o_proj" in name else None
+        return 1 + 0.2 * torch.randn(shape)
+    return SCALE * torch.randn(shape) if "v_proj" in name or "o_proj" in name else None
 
 
 def write_checkpoint(folder: Path, layers: int) -> Path:
     """A LLaMA folder of true size with holes where nothing is read."""
-    folder.mkdir()
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": WIDTH,
-        "intermediate_size": MLP,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": N_KV,
-        "num_hidden_layers": layers,
-        "vocab_size": VOCABULARY,
-        "torch_dtype": "bfloat16",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    header: dict[str, dict[str, object]] = {}
-    end = 0
-    for name, shape in shapes(layers).items():
-        start, end = end, end + 2 * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (start, end)}
-    text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        base = file.tell()
-        for name, shape in shapes(layers).items():
-            if (tensor := random_tensor(name, shape)) is not None:
-                file.seek(base + header[name]["data_offsets"][0])  # type: ignore[index]
-                file.write(tensor.view(torch.uint8).numpy().data)
-        file.truncate(base + end)
-    return folder
+    return write_llama(folder, SIZES, layers, random_tensor)
 
 
 def inspect_command(folder: Path) -> list[str]:

@@ -20,8 +20,12 @@ from typing import Any
 import harness
 import numpy as np
 import torch
+from llama_files import LlamaSizes, write_llama
 
-WIDTH, HEADS, N_KV, D_HEAD, MLP, VOCABULARY, LAYERS = 3072, 24, 8, 128, 8192, 32000, 29
+SIZES = LlamaSizes(
+    width=3072, heads=24, value_heads=8, head_width=128, mlp=8192, vocabulary=32000, has_output_matrix=False
+)
+LAYERS = 29
 FEW = 2
 SCALE = 0.02
 SEQUENCES, TOKENS = 4, 32
@@ -29,46 +33,17 @@ PEAK_CLAIM, TIME_CLAIM = 2 * 2**30, 2.5
 CHUNK = 64 * 2**20
 
 
-def shapes(layers: int) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, WIDTH)}
-    for i in range(layers):
-        block = f"model.layers.{i}"
-        found |= {
-            f"{block}.input_layernorm.weight": (WIDTH,),
-            f"{block}.mlp.down_proj.weight": (WIDTH, MLP),
-            f"{block}.mlp.gate_proj.weight": (MLP, WIDTH),
-            f"{block}.mlp.up_proj.weight": (MLP, WIDTH),
-            f"{block}.post_attention_layernorm.weight": (WIDTH,),
-            f"{block}.self_attn.k_proj.weight": (N_KV * D_HEAD, WIDTH),
-            f"{block}.self_attn.o_proj.weight": (WIDTH, HEADS * D_HEAD),
-            f"{block}.self_attn.q_proj.weight": (HEADS * D_HEAD, WIDTH),
-            f"{block}.self_attn.v_proj.weight": (N_KV * D_HEAD, WIDTH),
-        }
-    return found | {"model.norm.weight": (WIDTH,)}
-
-
 def write_checkpoint(folder: Path, layers: int) -> Path:
-    folder.mkdir()
-    sizes = {"hidden_size": WIDTH, "intermediate_size": MLP, "vocab_size": VOCABULARY, "num_hidden_layers": layers}
-    heads = {"num_attention_heads": HEADS, "num_key_value_heads": N_KV, "head_dim": D_HEAD}
-    config = {"model_type": "llama", **sizes, **heads, "dtype": "bfloat16", "max_position_embeddings": 2048}
-    (folder / "config.json").write_text(json.dumps(config))
-    header: dict[str, dict[str, object]] = {}
-    end = 0
-    for name, shape in shapes(layers).items():
-        start, end = end, end + 2 * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (start, end)}
-    text = json.dumps(header).encode()
     drawn: dict[tuple[int, ...], torch.Tensor] = {}
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for number, shape in enumerate(shapes(layers).values()):
-            if shape not in drawn:
-                drawn[shape] = torch.randn(shape)
-            size = 1 + number / 1000
-            tensor = 1 + 0.1 * drawn[shape] * size if len(shape) == 1 else SCALE * size * drawn[shape]
-            file.write(tensor.bfloat16().view(torch.uint8).numpy().data)
-    return folder
+
+    def numbers(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if shape not in drawn:
+            drawn[shape] = torch.randn(shape)
+        block = int(name.split(".")[2]) if ".layers." in name else layers
+        size = 1 + block / 100
+        return 1 + 0.1 * drawn[shape] * size if len(shape) == 1 else SCALE * size * drawn[shape]
+
+    return write_llama(folder, SIZES, layers, numbers)
 
 
 def run(verb: str, folder: Path, offload: bool) -> None:
@@ -77,7 +52,7 @@ def run(verb: str, folder: Path, offload: bool) -> None:
     from oversmooth.models.opening import open_source
 
     harness.fix()
-    batch = [{"input_ids": torch.randint(3, VOCABULARY, (SEQUENCES, TOKENS))}]
+    batch = [{"input_ids": torch.randint(3, SIZES.vocabulary, (SEQUENCES, TOKENS))}]
     target = open_source(folder, offload=offload)
     start = time.perf_counter()
     if verb == "measure":
