@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from oversmooth.errors import MissingDependency, RemoteUnavailable
+from oversmooth.models.stores.addressed import AddressedFolder
 from oversmooth.models.stores.attempts import COPY_IT, retried
 from oversmooth.models.stores.files import RangedFile
 
@@ -20,7 +21,7 @@ CONTENT_RANGE = re.compile(r"bytes (?P<first>\d{1,19})-(?P<last>\d{1,19})/(?P<si
 NO_RANGES = "the server gives no size or refuses byte ranges, so its tensors cannot be read one by one"
 
 
-class HttpFolder:
+class HttpFolder(AddressedFolder):
     """A folder behind a web address; it cannot be listed, and nothing is downloaded but the ranges asked for."""
 
     def __init__(self, url: str, headers: dict[str, str] | None = None, *, query: str = ""):
@@ -29,32 +30,14 @@ class HttpFolder:
             import fsspec
         except ImportError as error:
             raise MissingDependency(error.name or "aiohttp", "hf", "reading from a URL") from error
-        self.label = url.rstrip("/")
-        self._query = query
+        super().__init__(url, query)
         # The proxies and certificates of the environment count here as they do in every other tool.
         client = {"headers": headers or {}, "trust_env": True, "auto_decompress": False}
         self._pool = fsspec.filesystem("http", client_kwargs=client, skip_instance_cache=True)
 
-    def listing(self) -> None:
-        return None
-
-    def has(self, name: str) -> bool:
-        try:
-            self._size(self._address(name))
-        except FileNotFoundError:
-            return False
-        return True
-
-    def open(self, name: str) -> RangedFile:
-        address = self._address(name)
-        try:
-            size = self._size(address)
-        except FileNotFoundError as error:
-            raise RemoteUnavailable(address, "there is no such file") from error
+    def _open(self, address: str) -> RangedFile:
+        size = self._size(address)
         return RangedFile(address, size, lambda start, stop: self._fetch(address, start, stop, size))
-
-    def _address(self, name: str) -> str:
-        return f"{self.label}/{name}{self._query}"
 
     def _size(self, address: str) -> int:
         """The size of a file; raises `FileNotFoundError` where there is none."""

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from oversmooth.errors import MissingDependency, RemoteUnavailable, reason_of
+from oversmooth.models.stores.addressed import AddressedFolder
 from oversmooth.models.stores.attempts import COPY_IT, retried
 from oversmooth.models.stores.files import Folder, LocalFolder, RangedFile
 from oversmooth.models.stores.http import HttpFolder
@@ -17,7 +18,7 @@ def remote_folder(url: str, headers: dict[str, str] | None = None, *, query: str
     return FsspecFolder(url, query=query)
 
 
-class FsspecFolder:
+class FsspecFolder(AddressedFolder):
     """A folder of a protocol that fsspec knows (s3, gs, ssh, ...), read without read-ahead."""
 
     def __init__(self, url: str, *, query: str = ""):
@@ -25,8 +26,7 @@ class FsspecFolder:
             import fsspec
         except ImportError as error:
             raise MissingDependency("fsspec", "hf", "reading from a URL") from error
-        self.label = url.rstrip("/")
-        self._query = query
+        super().__init__(url, query)
         try:
             self._fs, _ = fsspec.core.url_to_fs(self.label)
         except (ValueError, ImportError) as error:  # an unknown protocol, or one whose package is not installed
@@ -34,25 +34,12 @@ class FsspecFolder:
         except OSError as error:  # a host that is asked for at once, as by ftp
             raise RemoteUnavailable(self.label, reason_of(error)) from error
 
-    def listing(self) -> None:
-        return None
+    def _size(self, address: str) -> int | None:
+        size: int | None = retried(address, lambda: self._fs.info(address)).get("size")
+        return size
 
-    def _address(self, name: str) -> str:
-        return f"{self.label}/{name}{self._query}"
-
-    def has(self, name: str) -> bool:
-        try:
-            retried(self._address(name), lambda: self._fs.info(self._address(name)))
-        except FileNotFoundError:
-            return False
-        return True
-
-    def open(self, name: str) -> RangedFile:
-        address = self._address(name)
-        try:
-            file = retried(address, lambda: self._fs.open(address, "rb", cache_type="none"))
-        except FileNotFoundError as error:
-            raise RemoteUnavailable(address, "there is no such file") from error
+    def _open(self, address: str) -> RangedFile:
+        file = retried(address, lambda: self._fs.open(address, "rb", cache_type="none"))
         if not getattr(file, "size", None) or not file.seekable():
             file.close()
             raise RemoteUnavailable(address, "it has no size or no byte ranges", COPY_IT)
