@@ -86,15 +86,27 @@ def test_each_sum_is_the_stream_before_it_plus_the_branch(case):
 @pytest.mark.parametrize("case", ALL)
 def test_the_parts_add_up_to_the_change_from_embedding_to_output(case):
     model, inputs = tiny_model(case)
-    result = measure(model, [inputs], metrics="log_hfc_lfc", at="all")
-    assert result.attributions
-    for attribution in result.attributions:
-        values = [v.mean for v in result.values if v.stack == attribution.stack and v.on_stream]
+    result = measure(model, [inputs], metrics=("log_hfc_lfc", "log_hfc_lfc_unit", "steps"), at="all")
+    assert len(result.attributions) == len(result.unit_attributions) > 0
+    named = [("log_hfc_lfc", item) for item in result.attributions]
+    named += [("log_hfc_lfc_unit", item) for item in result.unit_attributions]
+    for metric, attribution in named:
+        on_stream = [v for v in result.values if v.stack == attribution.stack and v.on_stream]
+        values = [v.mean for v in on_stream if v.metric == metric]
         total = sum(part.change for part in attribution.parts)
         torch.testing.assert_close(total, attribution.total, rtol=0, atol=1e-5)
         torch.testing.assert_close(values[-1] - values[0], attribution.total, rtol=0, atol=1e-5)
-        named = (attribution.attention, attribution.cross_attention, attribution.feed_forward)
-        torch.testing.assert_close(sum(named) + attribution.norms + attribution.other, total, rtol=0, atol=1e-5)
+        kinds = (attribution.attention, attribution.cross_attention, attribution.feed_forward)
+        torch.testing.assert_close(sum(kinds) + attribution.norms + attribution.other, total, rtol=0, atol=1e-5)
+    steps = {}
+    for v in result.values:
+        steps.setdefault((v.stack, v.depth, v.place), {})[v.metric] = v.mean
+    split = [numbers for numbers in steps.values() if numbers.get("influence") is not None]
+    assert len(split) > len(result.attributions[0].parts)  # sub-blocks and whole blocks
+    for numbers in split:
+        parts = [numbers[f"influence_{part}"] for part in ("smoothing", "shared", "differing")]
+        torch.testing.assert_close(sum(parts), numbers["influence"], rtol=0, atol=2e-6)
+        assert numbers["influence"] <= numbers["ceiling"] + 1e-6
 
 
 @pytest.mark.parametrize("case", TEXT_FAMILIES)

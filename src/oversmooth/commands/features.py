@@ -33,7 +33,7 @@ def measure(
     metrics: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated metrics, or `all` for every metric that applies.",
+            help="Comma-separated metrics; `steps`, `attention` and `all` stand for several.",
             autocompletion=completion.values("metric"),
         ),
     ] = None,
@@ -63,13 +63,11 @@ def measure(
 ) -> None:
     """Run the model and measure how alike its tokens become over depth, and which sub-block does it."""
     from oversmooth.measurement.measurement import measure as measure_
-    from oversmooth.measurement.metrics import DEFAULT_METRICS, METRICS
+    from oversmooth.measurement.metrics import DEFAULT_METRICS
     from oversmooth.output.terminal import tables
 
     require_writable(csv, parquet)
     names = tuple(metrics.split(",")) if metrics else DEFAULT_METRICS
-    if metrics == "all":
-        names = tuple(name for name, metric in METRICS.items() if not metric.images_only)
     with one_bar("Measuring sequences") as progress:
         result = measure_(
             opened(target or embedded_default(), base=base, dtype=dtype, offload=offload),

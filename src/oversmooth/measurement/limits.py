@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from oversmooth.errors import BadValue, UnknownName
-from oversmooth.measurement.metrics import all_metrics
+from oversmooth.measurement.selection import known_metrics
 from oversmooth.results import Breach, Measurement
 
 LOSS = "max_loss_increase"
@@ -48,7 +48,7 @@ class Point:
 
 
 def known_rules() -> tuple[str, ...]:
-    return (*(f"{side}_{name}" for name in all_metrics() for side in SIDES), LOSS)
+    return (*(f"{side}_{name}" for name in known_metrics() for side in SIDES), LOSS)
 
 
 def limits_of(rules: Mapping[str, object]) -> tuple[Limit, ...]:

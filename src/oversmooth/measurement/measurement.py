@@ -1,18 +1,22 @@
 """`measure`: run a live model on batches and stream the metrics of every place; who smooths, and by how much."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Unpack
 
 from oversmooth.data.batches import Batch
 from oversmooth.data.reading import Reading, ReadingOptions
 from oversmooth.errors import UnknownName
-from oversmooth.measurement.metrics import DEFAULT_METRICS, Choice, lookup
+from oversmooth.measurement.metrics import DEFAULT_METRICS, Choice
 from oversmooth.measurement.observer import MeasurementObserver
-from oversmooth.measurement.passes import open_live, pass_through
+from oversmooth.measurement.passes import LiveModel, open_live, pass_through
+from oversmooth.measurement.selection import select
+from oversmooth.models.hooks.attention_maps import attention_watched
 from oversmooth.models.hooks.places import BRANCHES, NORMS, PLACES, STREAM
 from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import Declaration, Stack, Target
-from oversmooth.results import Measurement, Progress, no_progress
+from oversmooth.results import DominatingToken, Measurement, Progress, no_progress
 
 AT = {"stream": (*STREAM, *NORMS), "norms": NORMS, "branches": BRANCHES, "all": PLACES}
 """Groups of places by name. Norms that are not on the stream are left out of `stream`."""
@@ -36,8 +40,9 @@ def measure(
     `batches`: an iterable of what the model's `forward` takes (a dict of tensors, a tokenizer's output, or one tensor);
     or a text file, image folder, table or dataset name; or nothing, for built-in samples. How they are read: `max_samples`,
     `max_tokens`, `per_line`, `mean`, `std` and others of `ReadingOptions`. `at` is `stream` (default),
-    `norms`, `branches`, `all`, or names of places. `prefix_tokens` is `keep` or `drop`. Ctrl-C returns what was
-    measured so far, marked partial. A live model's mode, hooks and device stay as they are.
+    `norms`, `branches`, `all`, or names of places. `metrics` are names, functions of your own, `steps` (what each sub-block
+    and block does: influence and its parts), `attention` (entropy, sinks, rank), or `all`. `prefix_tokens` is `keep` or
+    `drop`. Ctrl-C returns what was measured so far, marked partial. A live model's mode, hooks and device stay as they are.
 
     >>> import torch, oversmooth as osm
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
@@ -47,7 +52,7 @@ def measure(
     """
     if prefix_tokens not in ("keep", "drop"):
         raise UnknownName("choice of prefix_tokens", prefix_tokens, ("keep", "drop"))
-    how = Reading(**reading)
+    how, chosen = Reading(**reading), select(metrics)
     live = open_live(
         target,
         batches,
@@ -59,24 +64,45 @@ def measure(
     )
     observer = MeasurementObserver(
         model=live.model,
-        chosen=lookup(metrics),
+        chosen=chosen,
         stacks={stack.label: stack for stack in live.stacks},
         names=_places(at),
         adds_stream_norms=at == "stream",
         drop_prefix=prefix_tokens == "drop",
     )
-    is_partial = pass_through(live, observer, how.max_samples, progress)
+    with ExitStack() as watching:
+        if chosen.attention:
+            observer.attention.maps_of = watching.enter_context(attention_watched(live.stacks, live.store))
+        is_partial = pass_through(live, observer, how.max_samples, progress)
+    return _result(
+        observer, live, seed=how.seed, prefix=_prefix_word(live.stacks, prefix_tokens), is_partial=is_partial
+    )
+
+
+def _result(observer: MeasurementObserver, live: LiveModel, *, seed: int, prefix: str, is_partial: bool) -> Measurement:
     precision = f"model {live.runs_in()}, metrics float32"
     return Measurement(
-        provenance=provenance_of(live.source, live.stacks, live.hashed(), compute_dtype=precision, seed=how.seed),
+        provenance=provenance_of(live.source, live.stacks, live.hashed(), compute_dtype=precision, seed=seed),
         data=observer.seen.facts(live.data),
-        prefix_tokens=_prefix_word(live.stacks, prefix_tokens),
+        prefix_tokens=prefix,
         is_partial=is_partial,
         values=observer.values(),
-        attributions=observer.attributions(),
-        definitions=tuple((metric.name, metric.definition) for metric in observer.chosen),
+        attributions=observer.chain.attributions(),
+        definitions=observer.chosen.definitions(),
         problems=tuple(observer.problems.values()),
+        unit_attributions=observer.unit_chain.attributions(),
+        dominating=tuple(_with_word(found, live) for found in observer.largest.results()),
+        heads=observer.attention.results(),
+        spans=observer.spans(),
     )
+
+
+def _with_word(found: DominatingToken, live: LiveModel) -> DominatingToken:
+    """The token as text too, where texts went through a tokenizer."""
+    tokenizer = next((part.texts.tokenizer for part in live.data.parts if part.texts is not None), None)
+    if tokenizer is None or found.token_id is None:
+        return found
+    return replace(found, word=str(tokenizer.convert_ids_to_tokens(found.token_id)))
 
 
 def _places(at: str | Sequence[str]) -> frozenset[str]:

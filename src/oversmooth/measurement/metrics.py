@@ -17,71 +17,20 @@ where neither autocast nor TF32 would silently shorten their digits.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isqrt, pi
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from oversmooth.environment import plugins
 from oversmooth.errors import GivenTwice, NameTaken, NotAGrid, UnknownName, WrongShape
-from oversmooth.measurement.moments import Moments, in_float64, weighted_sum
+from oversmooth.measurement.metric import METRICS, Metric, MetricValues, metric
+from oversmooth.measurement.moments import Moments, in_float64
 
 DEFAULT_METRICS = ("cosine", "hfc_lfc", "dirichlet", "token_norm")
-
-
-@dataclass(frozen=True, eq=False)
-class MetricValues:
-    """One metric on a batch: `values[i]` is a finite number where `defined[i]`, and a meaningless 0 where not."""
-
-    values: Float[Tensor, " batch"]
-    defined: Bool[Tensor, " batch"]
-
-
-@dataclass(frozen=True, eq=False)
-class Metric:
-    """One measure of oversmoothing; call it with `(h, keep)`, or let `evaluate` share work between several."""
-
-    name: str
-    function: Callable[[Moments], Tensor]
-    """One raw number per sequence, not finite where the formula has no value."""
-    definition: str
-    """The formula in one line, for reports."""
-    smoothed: float | None = None
-    """Value when all tokens are the same nonzero vector; None when that depends on the vector or on the sizes."""
-    missing_when: str = ""
-    """When a sequence of finite tokens has no value, for reports; empty when it always has one."""
-    images_only: bool = False
-    """Whether the kept tokens have to be a square grid of image patches, row by row."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "__doc__", self.function.__doc__)
-
-    def __call__(self, h: Float[Tensor, "batch token d_model"], keep: Bool[Tensor, "batch token"]) -> MetricValues:
-        return evaluate((self,), h, keep)[self.name]
-
-    def on(self, moments: Moments) -> MetricValues:
-        """The values of this metric, from sums that other metrics may have asked for already."""
-        raw = self.function(moments)
-        defined = raw.isfinite() & moments.is_finite
-        return MetricValues(raw.to(moments.x.dtype).masked_fill(~defined, 0), defined)
-
-
-METRICS: dict[str, Metric] = {}
-
-
-def _metric(
-    definition: str, smoothed: float | None = None, missing_when: str = "", images_only: bool = False
-) -> Callable[[Callable[[Moments], Tensor]], Metric]:
-    """Enter a function into the table under its own name; the name then stands for the `Metric`."""
-
-    def enter(function: Callable[[Moments], Tensor]) -> Metric:
-        name = function.__name__
-        METRICS[name] = Metric(name, function, definition, smoothed, missing_when, images_only)
-        return METRICS[name]
-
-    return enter
 
 
 # --- the metrics ----------------------------------------------------------------------------------------------------
@@ -90,7 +39,7 @@ _NO_PAIR = "fewer than two tokens are nonzero"
 _NO_TOKEN = "every token is zero"
 
 
-@_metric("mean over i != j of x_i . x_j / (|x_i| |x_j|)", smoothed=1.0, missing_when=_NO_PAIR)
+@metric("mean over i != j of x_i . x_j / (|x_i| |x_j|)", smoothed=1.0, missing_when=_NO_PAIR)
 def cosine(moments: Moments) -> Float[Tensor, " batch"]:
     """Mean cosine over pairs of distinct tokens, (|sum x_i/|x_i||^2 - n) / (n(n-1)); 1 means that all are parallel.
 
@@ -98,12 +47,11 @@ def cosine(moments: Moments) -> Float[Tensor, " batch"]:
     order. A pair with a zero token counts as cosine 0; without two nonzero tokens there is no angle and no value.
     """
     nonzero = (moments.norms > 0).sum(1)
-    directions = weighted_sum(moments.x, moments.inverse_norms)
-    mean = (directions.square().sum(-1) - nonzero) / (moments.n * (moments.n - 1))
+    mean = (moments.unit_sum.square().sum(-1) - nonzero) / (moments.n * (moments.n - 1))
     return mean.clamp(-1, 1).masked_fill(nonzero < 2, torch.nan)
 
 
-@_metric("mean over all i, j of |x_i . x_j| / (|x_i| |x_j|)", smoothed=1.0, missing_when=_NO_PAIR)
+@metric("mean over all i, j of |x_i . x_j| / (|x_i| |x_j|)", smoothed=1.0, missing_when=_NO_PAIR)
 def cosine_abs(moments: Moments) -> Float[Tensor, " batch"]:
     """Mean absolute cosine over all n^2 pairs, i = j included; 1 means that all tokens are parallel up to sign.
 
@@ -115,7 +63,7 @@ def cosine_abs(moments: Moments) -> Float[Tensor, " batch"]:
     return mean.clamp(max=1).masked_fill((moments.norms > 0).sum(1) < 2, torch.nan)
 
 
-@_metric("norm_F(HC(X)) / norm_F(LC(X))", smoothed=0.0, missing_when="the mean of the tokens is zero")
+@metric("norm_F(HC(X)) / norm_F(LC(X))", smoothed=0.0, missing_when="the mean of the tokens is zero", scales=True)
 def hfc_lfc(moments: Moments) -> Float[Tensor, " batch"]:
     """Size of what differs between tokens over size of what they share, HFC / LFC; 0 means that all tokens are equal.
 
@@ -125,7 +73,7 @@ def hfc_lfc(moments: Moments) -> Float[Tensor, " batch"]:
     return (moments.hfc_squared / moments.lfc_squared).sqrt()
 
 
-@_metric("log(norm_F(HC(X)) / norm_F(LC(X)))", missing_when="all tokens are equal, or their mean is zero")
+@metric("log(norm_F(HC(X)) / norm_F(LC(X)))", missing_when="all tokens are equal, or their mean is zero", scales=True)
 def log_hfc_lfc(moments: Moments) -> Float[Tensor, " batch"]:
     """Natural logarithm of `hfc_lfc`, log HFC - log LFC; a fall means smoothing, and falls add up over sub-blocks.
 
@@ -134,7 +82,19 @@ def log_hfc_lfc(moments: Moments) -> Float[Tensor, " batch"]:
     return (moments.hfc_squared.log() - moments.lfc_squared.log()) / 2
 
 
-@_metric("(1/n) sum over i, j of |x_i - x_j|^2 = 2 norm_F(HC(X))^2", smoothed=0.0)
+@metric("log(norm_F(HC(U)) / norm_F(LC(U))), u_i = x_i / |x_i|", missing_when="all tokens are parallel, or cancel out")
+def log_hfc_lfc_unit(moments: Moments) -> Float[Tensor, " batch"]:
+    """`log_hfc_lfc` of the tokens at length one, which is log((n-1)(1-c) / (1+(n-1)c)) / 2 with c the mean cosine.
+
+    A fall means smoothing, and falls add up over sub-blocks to the change of what `cosine` shows: no token counts for more
+    than another, however large. Invariant like `cosine`. Has no value where all tokens are parallel (log 0).
+    """
+    hfc_squared, lfc_squared = moments.unit_hfc_squared, moments.unit_lfc_squared
+    is_rounding = lfc_squared <= (4 * torch.finfo(moments.x.dtype).eps) ** 2 * hfc_squared
+    return (hfc_squared.log() - lfc_squared.masked_fill(is_rounding, torch.nan).log()) / 2
+
+
+@metric("(1/n) sum over i, j of |x_i - x_j|^2 = 2 norm_F(HC(X))^2", smoothed=0.0, scales=True)
 def dirichlet(moments: Moments) -> Float[Tensor, " batch"]:
     """Dirichlet energy on the complete graph, (1/n) sum_ij |x_i - x_j|^2 = 2 HFC^2; 0 means that all tokens are equal.
 
@@ -144,7 +104,12 @@ def dirichlet(moments: Moments) -> Float[Tensor, " batch"]:
     return 2 * moments.hfc_squared
 
 
-@_metric("norm_1inf(X - 1 m^T) / norm_1inf(X), norm_1inf = sqrt(norm_1 norm_inf)", smoothed=0.0, missing_when=_NO_TOKEN)
+@metric(
+    "norm_1inf(X - 1 m^T) / norm_1inf(X), norm_1inf = sqrt(norm_1 norm_inf)",
+    smoothed=0.0,
+    missing_when=_NO_TOKEN,
+    scales=True,
+)
 def residual(moments: Moments) -> Float[Tensor, " batch"]:
     """Size of X - 1 m^T over size of X in the norm sqrt(norm_1 norm_inf); 0 means that all tokens are equal.
 
@@ -159,7 +124,7 @@ def _norm_1inf(x: Float[Tensor, "batch span d_model"]) -> Float[Tensor, " batch"
     return (x.abs().sum(1).amax(1) * x.abs().sum(2).amax(1)).sqrt()
 
 
-@_metric("exp(-sum p_k log p_k), p = singular values / their sum", smoothed=1.0, missing_when=_NO_TOKEN)
+@metric("exp(-sum p_k log p_k), p = singular values / their sum", smoothed=1.0, missing_when=_NO_TOKEN, scales=True)
 def effective_rank(moments: Moments) -> Float[Tensor, " batch"]:
     """exp of the entropy of (singular values / their sum), 0 log 0 = 0; 1 means that all tokens are parallel.
 
@@ -171,7 +136,7 @@ def effective_rank(moments: Moments) -> Float[Tensor, " batch"]:
     return torch.special.entr(s / s.sum(1, keepdim=True)).sum(1).exp()
 
 
-@_metric("effective_rank / min(n, d_model)", missing_when=_NO_TOKEN)
+@metric("effective_rank / min(n, d_model)", missing_when=_NO_TOKEN, scales=True)
 def effective_rank_share(moments: Moments) -> Float[Tensor, " batch"]:
     """`effective_rank` over the largest rank possible, min(n, d_model); 1 means that tokens fill the space evenly.
 
@@ -180,7 +145,7 @@ def effective_rank_share(moments: Moments) -> Float[Tensor, " batch"]:
     return effective_rank.function(moments) / moments.n.clamp(max=moments.x.shape[2])
 
 
-@_metric("norm_F(X)^2 / norm_2(X)^2", smoothed=1.0, missing_when=_NO_TOKEN)
+@metric("norm_F(X)^2 / norm_2(X)^2", smoothed=1.0, missing_when=_NO_TOKEN, scales=True)
 def stable_rank(moments: Moments) -> Float[Tensor, " batch"]:
     """Sum of the squared singular values over the largest, norm_F^2 / norm_2^2; 1 means that all tokens are parallel.
 
@@ -191,7 +156,7 @@ def stable_rank(moments: Moments) -> Float[Tensor, " batch"]:
     return squares.sum(1) / squares.amax(1)
 
 
-@_metric("mean over i of |x_i|")
+@metric("mean over i of |x_i|", scales=True)
 def token_norm(moments: Moments) -> Float[Tensor, " batch"]:
     """Mean Euclidean norm of the tokens, (1/n) sum |x_i|; it says on what scale the features live, not how smooth.
 
@@ -200,7 +165,7 @@ def token_norm(moments: Moments) -> Float[Tensor, " batch"]:
     return moments.norms.sum(1) / moments.n
 
 
-@_metric("standard deviation over i of |x_i|", smoothed=0.0)
+@metric("standard deviation over i of |x_i|", smoothed=0.0, scales=True)
 def token_norm_spread(moments: Moments) -> Float[Tensor, " batch"]:
     """Standard deviation (dividing by n) of the norms |x_i|; large beside `token_norm` means a few massive tokens.
 
@@ -210,7 +175,53 @@ def token_norm_spread(moments: Moments) -> Float[Tensor, " batch"]:
     return (deviations.square().sum(1) / moments.n).sqrt()
 
 
-@_metric("mean over channels of log(|F(pi, pi)| + 1e-6) - log(|F(0, 0)| + 1e-6)", images_only=True)
+@metric("max over i of |x_i| / median over i of |x_i|", smoothed=1.0, missing_when="half of the tokens are zero")
+def largest_norm(moments: Moments) -> Float[Tensor, " batch"]:
+    """Norm of the largest token over the median norm; far above 1 means that one token carries HFC and LFC.
+
+    Invariant to one common scale, to rotating d_model and to token order. Has no value where the median is zero.
+    """
+    kept = moments.norms.masked_fill(moments.mask == 0, torch.nan)
+    return moments.norms.amax(1) / kept.nanmedian(1).values
+
+
+@metric(
+    "max over i, k of |x_ik| / median over i, k of |x_ik|", missing_when="half of the entries are zero", is_costly=True
+)
+def massive(moments: Moments) -> Float[Tensor, " batch"]:
+    """Largest magnitude of any entry over the median magnitude; above 1000 it counts as a massive activation.
+
+    After Sun et al. 2024. Invariant to one common scale and to the order of tokens and of channels. The lower median is
+    taken where there are two. Has no value where the median is zero.
+    """
+    found = []
+    for x, mask in zip(moments.x, moments.mask, strict=True):
+        entries = x[mask.bool()].abs().flatten().cpu().numpy()
+        middle = (len(entries) - 1) // 2
+        found.append(float(entries.max()) / float(np.partition(entries, middle)[middle] or np.nan))
+    return torch.tensor(found, dtype=torch.float64, device=moments.x.device)
+
+
+@metric(
+    "-sum p_k log p_k / log min(n, d_model), p = eigenvalues of X X^T / their sum",
+    0.0,
+    _NO_TOKEN,
+    scales=True,
+    is_costly=True,
+)
+def matrix_entropy(moments: Moments) -> Float[Tensor, " batch"]:
+    """Entropy of the eigenvalues of the Gram matrix over the largest possible; 0: all tokens parallel, 1: orthonormal.
+
+    Invariant to one common scale, to rotating d_model and to token order. Where min(n, d_model) is 1 it is 0. Has no value
+    when every token is zero.
+    """
+    squares = moments.singular_values.square()
+    entropy = torch.special.entr(squares / squares.sum(1, keepdim=True)).sum(1)
+    size = moments.n.clamp(max=moments.x.shape[2])
+    return torch.where(size > 1, entropy / size.clamp(min=2).log(), 0 * entropy)
+
+
+@metric("mean over channels of log(|F(pi, pi)| + 1e-6) - log(|F(0, 0)| + 1e-6)", images_only=True)
 def high_frequency(moments: Moments) -> Float[Tensor, " batch"]:
     """Channel mean of log(|F(k, k)| + 1e-6) - log(|F(0, 0)| + 1e-6) at the highest frequency k; lower means smoother.
 

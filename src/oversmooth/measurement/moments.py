@@ -69,6 +69,13 @@ class Moments:
             x.flatten(0, 1).index_fill_(0, kept.dropped, 0)
         return cls(h, kept.keep, x, kept.keep[:, kept.span].to(x.dtype), kept.n)
 
+    def every(self, step: int, before: int) -> "Moments":
+        """Every `step`-th sequence of a run, of which `before` came in earlier batches."""
+        if len(self.x) == 1 and before % step == 0:
+            return self
+        rows = slice(-before % step, None, step)
+        return Moments(self.h[rows], self.keep[rows], self.x[rows], self.mask[rows], self.n[rows])
+
     @cached_property
     def norms(self) -> Float[Tensor, "batch span"]:
         """Euclidean norm of each token."""
@@ -116,6 +123,47 @@ class Moments:
         lfc_squared = self.n * self.mean.square().sum(-1)
         is_rounding = lfc_squared <= (4 * torch.finfo(self.x.dtype).eps) ** 2 * self.hfc_squared
         return lfc_squared.masked_fill(is_rounding, torch.nan)
+
+    @cached_property
+    def unit(self) -> Float[Tensor, "batch span d_model"]:
+        """Tokens of length one, u_i = x_i / |x_i|; zeros at dropped positions and for zero tokens."""
+        return self.x * self.inverse_norms[..., None]
+
+    @cached_property
+    def unit_sum(self) -> Float[Tensor, "batch d_model"]:
+        """Sum of the tokens of length one."""
+        return weighted_sum(self.x, self.inverse_norms)
+
+    @cached_property
+    def unit_hfc_squared(self) -> Float[Tensor, " batch"]:
+        """HFC^2 of the tokens of length one; accurate however parallel they are, as `hfc_squared` is."""
+        nonzero = (self.norms > 0).sum(1)
+        difference = nonzero - self.unit_lfc_squared
+        if bool((difference >= CLEARLY * nonzero).all()):
+            return difference
+        centred = torch.addcmul(self.unit, self.mask[..., None], (self.unit_sum / self.n[:, None])[:, None], value=-1)
+        floor = centred.sum(1).square().sum(-1) / self.n
+        return (torch.linalg.vector_norm(centred, dim=-1).square().sum(1) - floor).clamp(min=0)
+
+    @cached_property
+    def unit_lfc_squared(self) -> Float[Tensor, " batch"]:
+        """LFC^2 of the tokens of length one."""
+        return self.unit_sum.square().sum(-1) / self.n
+
+    @cached_property
+    def largest(self) -> Int[Tensor, " batch"]:
+        """Which column of the span holds the token of the largest norm."""
+        return self.norms.argmax(1)
+
+    @cached_property
+    def without_largest(self) -> "Moments":
+        """The same sequences without their largest token, which alone may carry HFC, LFC and all that scales with them."""
+        rows = torch.arange(len(self.x), device=self.x.device)
+        x, mask, norms = self.x.clone(), self.mask.clone(), self.norms.clone()
+        x[rows, self.largest], mask[rows, self.largest], norms[rows, self.largest] = 0, 0, 0
+        others = Moments(self.h, self.keep, x, mask, self.n - 1)
+        others.__dict__["norms"] = norms
+        return others
 
     @cached_property
     def singular_values(self) -> Float[Tensor, "batch rank"]:

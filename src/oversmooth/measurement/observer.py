@@ -1,8 +1,7 @@
-"""What a measurement gathers while the model runs: averages of metrics at places, and who changed the ratio.
+"""What a measurement gathers while the model runs: averages of metrics at places, and who changed them.
 
 Metrics are computed inside the hooks and only per-sequence numbers survive a batch, so the cost in memory is that of
-the forward pass. Attribution uses, per sequence, `log(HFC/LFC)` at the places of the residual stream: differences
-between neighbours are exactly what each sub-block did, and they add up to the change from embedding to output.
+the forward pass; of the stream, a place and the sub-block before it are held where metrics of steps are asked for.
 """
 
 from collections.abc import Mapping
@@ -14,22 +13,25 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from oversmooth.data.batches import keep_mask
-from oversmooth.measurement.evidence import Running, direction, interval
-from oversmooth.measurement.metrics import Metric, MetricValues, log_hfc_lfc
+from oversmooth.measurement.attention_health import ATTENTION, AttentionGatherer
+from oversmooth.measurement.attribution import Chain
+from oversmooth.measurement.dominating import LargestTokens
+from oversmooth.measurement.evidence import Running
+from oversmooth.measurement.gathering import SpanGatherer, StepGatherer
+from oversmooth.measurement.metric import Metric, MetricValues
+from oversmooth.measurement.metrics import log_hfc_lfc, log_hfc_lfc_unit
 from oversmooth.measurement.moments import Kept, Moments, measurable
 from oversmooth.measurement.passes import Seen
-from oversmooth.models.hooks.places import NORMS, Place, on_stream
+from oversmooth.measurement.selection import Selection
+from oversmooth.models.hooks.places import Place, on_stream
+from oversmooth.models.inputs import TEXT
 from oversmooth.models.source import Stack
-from oversmooth.results import Attribution, KindChange, Missing, Part, PlaceValue
+from oversmooth.results import Missing, PlaceValue, SpanDistances
 
-PART_OF = {
-    "attn_sum": "attention",
-    "cross_sum": "cross-attention",
-    "ffn_sum": "feed-forward",
-    "other_sum": "other",
-    **dict.fromkeys(NORMS, "norm"),
-    "final_norm": "final norm",
-}
+EVERY = 4
+"""Metrics that cost much are taken of every so many-th sequence."""
+LEAST_WITHOUT = 3
+"""Tokens that a sequence needs for numbers without its largest one."""
 
 
 @dataclass
@@ -37,44 +39,51 @@ class MeasurementObserver:
     """Everything one measurement accumulates."""
 
     model: nn.Module
-    chosen: tuple[Metric, ...]
+    chosen: Selection
     stacks: Mapping[str, Stack]
     names: frozenset[str]
     adds_stream_norms: bool
     drop_prefix: bool
     seen: Seen = field(default_factory=Seen)
     problems: dict[Place, str] = field(default_factory=dict)
+    chain: Chain = field(default_factory=Chain)
+    unit_chain: Chain = field(default_factory=Chain)
+    largest: LargestTokens = field(default_factory=LargestTokens)
+    attention: AttentionGatherer = field(init=False)
     _inputs: Mapping[str, Any] = field(default_factory=dict)
     _sums: dict[tuple[Place, str], Running] = field(default_factory=dict)
+    _without: dict[tuple[Place, str], Running] = field(default_factory=dict)
     _keep: dict[str, tuple[Bool[Tensor, "batch token"], Bool[Tensor, " batch"]]] = field(default_factory=dict)
     _kept: dict[str, Kept | None] = field(default_factory=dict)
     """What is measured of each stack; `None` where no sequence keeps two tokens."""
-    _pending: list[tuple[Place, str, Float[Tensor, " defined"]]] = field(default_factory=list)
-    _stream: dict[Place, Float[Tensor, " batch"]] = field(default_factory=dict)
-    _parts: dict[str, dict[Place, Running]] = field(default_factory=dict)
-    _kinds: dict[str, dict[str, Running]] = field(default_factory=dict)
-    _totals: dict[str, Running] = field(default_factory=dict)
+    _pending: list[tuple[dict[tuple[Place, str], Running], Place, str, Float[Tensor, " defined"]]] = field(
+        default_factory=list
+    )
+    _steps: dict[str, StepGatherer] = field(default_factory=dict)
+    _spans: dict[str, SpanGatherer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.attention = AttentionGatherer(self.chosen.attention, self._note)
 
     def wants(self, name: str, stack: Stack) -> bool:
-        """RunRequest-for places, and every place of the stream, which attribution needs."""
+        """Asked-for places, and every place of the stream, which attribution needs."""
         is_stream = on_stream(name, stack.arch.residual)
         return is_stream or (name in self.names and not self.adds_stream_norms)
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
         self._inputs = inputs
         self._keep.clear()
-        self._stream.clear()
         self._pending.clear()
+        self._steps.clear()
+        for chain in (self.chain, self.unit_chain):
+            chain.begin()
+        for spans in self._spans.values():
+            spans.begin()
+        self.largest.begin()
+        self.attention.begin()
 
     def observe(self, place: Place, h: Float[Tensor, "batch token d_model"]) -> None:
-        if place.stack not in self._keep:
-            stack = self.stacks[place.stack]
-            drop = stack.prefix_tokens if self.drop_prefix else 0
-            keep = keep_mask(self.model, self._inputs, stack, h, drop)
-            has_two = measurable(keep)
-            self._keep[place.stack] = (keep, has_two)
-            self._kept[place.stack] = Kept.of(keep[has_two]) if bool(has_two.any()) else None
-        kept = self._kept[place.stack]
+        kept = self._kept_of(place.stack, h)
         if kept is None:
             return
         if len(h) > len(kept.n):
@@ -84,45 +93,88 @@ class MeasurementObserver:
         if broken and place.stack not in {known.stack for known in self.problems}:
             where = f"{place.stack + ', ' if place.stack else ''}depth {place.depth}, {place.name}"
             self.problems[place] = f"NaN or infinity in {broken} of {len(h)} sequences, first seen at {where}"
-        for metric in self.chosen if place.name in self.names else ():
-            found = _valued(metric, moments)
-            self._pending.append((place, metric.name, found.values[found.defined]))
+        if place.name in self.names:
+            self._measure(place, moments)
         if on_stream(place.name, self.stacks[place.stack].arch.residual):
-            found = log_hfc_lfc.on(moments)
-            self._stream[place] = found.values.cpu().double().masked_fill(~found.defined.cpu(), torch.nan)
+            self._follow(place, moments, kept)
+        if self.chosen.attention and place.name == "attn_sum":
+            self.attention.see(self.stacks[place.stack], place.depth, self._keep[place.stack][0])
+
+    def _kept_of(self, label: str, h: Tensor) -> Kept | None:
+        if label not in self._keep:
+            stack = self.stacks[label]
+            drop = stack.prefix_tokens if self.drop_prefix else 0
+            keep = keep_mask(self.model, self._inputs, stack, h, drop)
+            has_two = measurable(keep)
+            self._keep[label] = (keep, has_two)
+            self._kept[label] = Kept.of(keep[has_two]) if bool(has_two.any()) else None
+        return self._kept[label]
+
+    def _measure(self, place: Place, moments: Moments) -> None:
+        """Metrics of the state itself, and those that one token can decide also without the largest one."""
+        costly = [metric for metric in self.chosen.states if metric.is_costly]
+        few = moments.every(EVERY, self.seen.sequences) if costly else moments
+        for metric in self.chosen.states:
+            sums = few if metric.is_costly else moments
+            if not len(sums.n):
+                self._note(place, metric.name, sums.norms.sum(1))
+                continue
+            found = _valued(metric, sums)
+            self._note(place, metric.name, found.values[found.defined])
+            if metric.scales and bool((sums.n >= LEAST_WITHOUT).any()):
+                found = _valued(metric, sums.without_largest)
+                has_enough = found.defined & (sums.n >= LEAST_WITHOUT)
+                self._pending.append((self._without, place, metric.name, found.values[has_enough]))
+
+    def _follow(self, place: Place, moments: Moments, kept: Kept) -> None:
+        """The stream has reached its next place."""
+        for chain, metric in ((self.chain, log_hfc_lfc), (self.unit_chain, log_hfc_lfc_unit)):
+            found = metric.on(moments)
+            chain.add(place, found.values.cpu().double().masked_fill(~found.defined.cpu(), torch.nan))
+        ids = self._inputs.get(TEXT)
+        keep, has_two = self._keep[place.stack]
+        if ids is not None:
+            ids = ids[has_two.to(ids.device)] if tuple(ids.shape) == tuple(keep.shape) else None
+        self.largest.see(place, moments, kept.span.start or 0, ids)
+        if self.chosen.steps:
+            self._steps.setdefault(place.stack, StepGatherer(self.chosen.steps, self._note)).see(place, moments)
+        if self.chosen.has_spans and place.name != "final_norm":
+            depths = max(depth for passes in self.stacks[place.stack].passes for depth in passes) + 2
+            self._spans.setdefault(place.stack, SpanGatherer(place.stack, depths)).see(place.depth, moments)
+
+    def _note(self, place: Place, metric: str, values: Float[Tensor, " defined"]) -> None:
+        self._pending.append((self._sums, place, metric, values))
 
     def finish(self) -> Bool[Tensor, "batch token"]:
-        for place, metric, values in self._pending:
-            self._sums.setdefault((place, metric), Running()).add(values)
-        for label in self._keep:
-            chain = [(place, values) for place, values in self._stream.items() if place.stack == label]
-            if len(chain) < 2:
-                continue
-            table = torch.stack([values for _, values in chain], 1)
-            complete = table[~table.isnan().any(1)]
-            changes = complete.diff(dim=1)
-            parts = self._parts.setdefault(label, {})
-            for column, (place, _) in enumerate(chain[1:]):
-                parts.setdefault(place, Running()).add(changes[:, column])
-            kinds = [PART_OF[place.name] for place, _ in chain[1:]]
-            for kind in dict.fromkeys(kinds):
-                together = changes[:, [other == kind for other in kinds]].sum(1)
-                self._kinds.setdefault(label, {}).setdefault(kind, Running()).add(together)
-            self._totals.setdefault(label, Running()).add(complete[:, -1] - complete[:, 0])
+        for steps in self._steps.values():
+            steps.leave_block()
+        for sums, place, metric, values in self._pending:
+            sums.setdefault((place, metric), Running()).add(values)
+        for chain in (self.chain, self.unit_chain):
+            chain.finish(self._keep)
+        for spans in self._spans.values():
+            spans.finish()
+        self.largest.finish()
+        self.attention.finish()
         keep, _ = next(iter(self._keep.values()))
         return keep
 
     # --- results ---
 
     def values(self) -> tuple[PlaceValue, ...]:
-        return tuple(self._value(place, metric, sums) for (place, metric), sums in self._sums.items())
+        found = [self._value(place, metric, sums) for (place, metric), sums in self._sums.items()]
+        for stack, reason in self.attention.reasons.items():
+            place = Place(stack, 0, ATTENTION)
+            missing = (Missing(field="mean", reason=reason),)
+            found += [self._value(place, metric, Running(), missing) for metric in self.chosen.attention]
+        return tuple(found)
 
-    def _value(self, place: Place, metric: str, sums: Running) -> PlaceValue:
-        missing = []
-        if not sums.count:
-            missing.append(Missing(field="mean", reason="no sequence has a value here"))
+    def _value(self, place: Place, metric: str, sums: Running, missing: tuple[Missing, ...] = ()) -> PlaceValue:
+        if not sums.count and not missing:
+            missing += (Missing(field="mean", reason="no sequence has a value here"),)
         if sums.count < 2:
-            missing.append(Missing(field="standard_error", reason="fewer than two sequences have a value"))
+            missing += (Missing(field="standard_error", reason="fewer than two sequences have a value"),)
+        without = self._without.get((place, metric), Running())
         return PlaceValue(
             stack=place.stack,
             depth=place.depth,
@@ -132,48 +184,12 @@ class MeasurementObserver:
             standard_error=sums.standard_error,
             sequences=sums.count,
             on_stream=on_stream(place.name, self.stacks[place.stack].arch.residual),
-            missing=tuple(missing),
+            missing=missing,
+            mean_without_largest=without.mean if without.count else None,
         )
 
-    def attributions(self) -> tuple[Attribution, ...]:
-        return tuple(
-            self._attribution(label, parts) for label, parts in self._parts.items() if self._totals[label].count
-        )
-
-    def _attribution(self, label: str, sums: Mapping[Place, Running]) -> Attribution:
-        parts = tuple(
-            Part(stack=label, depth=place.depth, part=PART_OF[place.name], place=place.name, **_facts(change))
-            for place, change in sums.items()
-        )
-        total = _facts(self._totals[label])
-
-        def share(*wanted: str) -> float:
-            return sum((item.change for item in parts if item.part in wanted), 0.0)
-
-        return Attribution(
-            stack=label,
-            total=total.pop("change"),
-            **total,
-            sequences=self._totals[label].count,
-            attention=share("attention"),
-            cross_attention=share("cross-attention"),
-            feed_forward=share("feed-forward"),
-            norms=share("norm", "final norm"),
-            other=share("other"),
-            parts=parts,
-            kinds=tuple(KindChange(part=kind, **_facts(change)) for kind, change in self._kinds[label].items()),
-        )
-
-
-def _facts(change: Running) -> dict[str, Any]:
-    """A change over sequences with what it says."""
-    found = interval(change.mean, change.standard_error, change.count)
-    return {
-        "change": change.mean,
-        "standard_error": change.standard_error,
-        "interval": found,
-        "direction": direction(change.mean, found),
-    }
+    def spans(self) -> tuple[SpanDistances, ...]:
+        return tuple(found for gatherer in self._spans.values() if (found := gatherer.result()) is not None)
 
 
 def _valued(metric: Metric, moments: Moments) -> MetricValues:

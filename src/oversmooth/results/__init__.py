@@ -30,7 +30,18 @@ from oversmooth.results.layer_prediction import (
     Statement,
     WhatIfPrediction,
 )
-from oversmooth.results.measurement import Attribution, DataFacts, KindChange, Measurement, Part, PlaceValue, TextFacts
+from oversmooth.results.measurement import (
+    Attribution,
+    DataFacts,
+    DominatingToken,
+    HeadAttention,
+    KindChange,
+    Measurement,
+    Part,
+    PlaceValue,
+    SpanDistances,
+    TextFacts,
+)
 from oversmooth.results.prediction import Agreement, DepthPrediction, Prediction
 from oversmooth.results.verification import LayerCheck, Verification
 
@@ -46,10 +57,12 @@ __all__ = [
     "Control",
     "DataFacts",
     "DepthPrediction",
+    "DominatingToken",
     "EndOfDepth",
     "FileFacts",
     "FinetuneResult",
     "GateResult",
+    "HeadAttention",
     "HeadMove",
     "HeadPrediction",
     "HeadSpectrum",
@@ -71,6 +84,7 @@ __all__ = [
     "Rung",
     "SavedResult",
     "SimulatedStep",
+    "SpanDistances",
     "Spectrum",
     "StackFacts",
     "Statement",

@@ -25,6 +25,8 @@ class PlaceValue:
     on_stream: bool
     """Whether the place lies on the residual stream; a norm does in post-norm blocks only, a branch never does."""
     missing: tuple[Missing, ...] = ()
+    mean_without_largest: float | None = None
+    """The same without the token of the largest norm, which alone may decide it; `None` for metrics that no scale moves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,68 @@ class Attribution:
     """smoothing, sharpening, or no clear change where the interval holds zero; of one sequence only its sign."""
     kinds: tuple[KindChange, ...] = ()
     """The same for every kind of sub-block; they add up to the total."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DominatingToken:
+    """The largest token of one stack, at the place of the residual stream where it outweighs the others most."""
+
+    stack: str
+    depth: int
+    place: str
+    ratio: float
+    """Its norm over the median norm, mean over sequences."""
+    position: int
+    """Where it stands in most sequences, counted from 0."""
+    position_share: float
+    """Share of the sequences in which it stands there."""
+    token_id: int | None
+    """Which token it is in most of them; `None` where no token ids entered the model."""
+    channel: int
+    """The channel in which it is largest, in most sequences."""
+    channel_share: float
+    """Share of its squared norm that lies in that channel, mean over sequences."""
+    made_at_depth: int | None
+    """The depth of the sub-block across which `ratio` grows most."""
+    made_by: str | None
+    """Which kind of sub-block that is."""
+    word: str | None = None
+    """The token as text, where a tokenizer is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadAttention:
+    """How one head attends, mean over sequences."""
+
+    stack: str
+    depth: int
+    head: int
+    entropy: float
+    """Entropy of a query's attention over the largest possible: 0 looks at one token, 1 at all alike."""
+    effective_tokens: float
+    """exp of the entropy, mean over queries: how many tokens a query sees."""
+    sink: float
+    """Largest share of all attention that goes to one position."""
+    sink_position: int
+    """That position in most sequences, counted from 0 over the tokens that are measured."""
+    rank: float
+    """Participation ratio of the squared singular values: 1 if all queries look alike, n for the identity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanDistances:
+    """How far tokens turn between any two depths of one stack; rows and columns are `depths`."""
+
+    stack: str
+    depths: tuple[int, ...]
+    """0 for the embedding, k + 1 behind block k."""
+    angular_distance: tuple[tuple[float, ...], ...]
+    """Mean of arccos(cos) / pi over tokens, then over sequences."""
+    influence: tuple[tuple[float, ...], ...]
+    """Mean of 1 - cos, likewise."""
+    sequences: int
+    tokens: int
+    """Tokens of a sequence that were used at most; evenly spaced where that is not all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +205,15 @@ class Measurement(SavedResult):
     """Each metric's name and formula."""
     problems: tuple[str, ...] = ()
     """NaN or infinity in activations, with layer and place."""
+    unit_attributions: tuple[Attribution, ...] = ()
+    """The same as `attributions` for tokens of length one: the changes add up to the change of the mean cosine's
+    log((n-1)(1-c) / (1+(n-1)c)) / 2, and no single token decides them."""
+    dominating: tuple[DominatingToken, ...] = ()
+    """The largest token of each stack."""
+    heads: tuple[HeadAttention, ...] = ()
+    """How every head attends, where metrics of attention were asked for."""
+    spans: tuple[SpanDistances, ...] = ()
+    """Distances between any two depths, where influence or angular distance was asked for."""
 
     def rows(self) -> list[Row]:
         """One flat row per place and metric."""

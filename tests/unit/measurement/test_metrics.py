@@ -72,6 +72,16 @@ def corner_over_centre(x):
     return amplitude[0, 0] - amplitude[side // 2, side // 2]
 
 
+def lower_median(numbers):
+    return np.sort(numbers)[(len(numbers) - 1) // 2]
+
+
+def gram_entropy(x):
+    p = np.linalg.svd(x, compute_uv=False) ** 2
+    p = p[p > 0] / p.sum()
+    return -(p * np.log(p)).sum() / np.log(min(x.shape)) if min(x.shape) > 1 else 0.0
+
+
 REFERENCES = {
     "cosine": lambda x: np.mean([angle(a, b) for a, b in pairs(x)]),
     "cosine_abs": lambda x: np.mean([abs(angle(a, b)) for a in x for b in x]),
@@ -85,6 +95,10 @@ REFERENCES = {
     "token_norm": lambda x: np.mean([np.sqrt(a @ a) for a in x]),
     "token_norm_spread": lambda x: np.std([np.sqrt(a @ a) for a in x]),
     "high_frequency": corner_over_centre,
+    "log_hfc_lfc_unit": lambda x: np.log(np.divide(*parts(x / np.linalg.norm(x, axis=1, keepdims=True)))),
+    "largest_norm": lambda x: np.linalg.norm(x, axis=1).max() / lower_median(np.linalg.norm(x, axis=1)),
+    "massive": lambda x: np.abs(x).max() / lower_median(np.abs(x).ravel()),
+    "matrix_entropy": gram_entropy,
 }
 
 
@@ -97,6 +111,7 @@ def test_every_metric_has_an_independent_reference():
 @given(data=st.data(), batch=st.integers(1, 3), d_model=st.integers(1, 5), seed=seeds)
 def test_a_metric_equals_its_naive_reference_wherever_the_kept_tokens_are(name, data, batch, d_model, seed):
     counts = (4, 9) if METRICS[name].images_only else (2, 3, 5, 8)
+    d_model += name == "log_hfc_lfc_unit"  # tokens of length one on a line are 1 or -1, and may all be equal
     h = random_tokens(batch, 9, d_model, seed=seed)
     keep = torch.zeros(batch, 9, dtype=torch.bool)
     for row in keep:
@@ -104,7 +119,7 @@ def test_a_metric_equals_its_naive_reference_wherever_the_kept_tokens_are(name, 
         row[places[: data.draw(st.sampled_from(counts))]] = True
     expected = [REFERENCES[name](x[mask].numpy()) for x, mask in zip(h, keep, strict=True)]
     # 1e-6: singular values come from a Gram matrix; everything else is good to 1e-12.
-    tolerance = 1e-6 if "rank" in name else 1e-10
+    tolerance = 1e-6 if "rank" in name or "entropy" in name else 1e-10
     expected = torch.tensor(expected, dtype=h.dtype)
     torch.testing.assert_close(values(name, h, keep), expected, rtol=tolerance, atol=tolerance)
 
@@ -132,7 +147,9 @@ def test_singular_values_from_the_gram_matrix_equal_those_of_the_tokens(shape):
 def test_equal_tokens_give_the_smoothed_value_of_the_table(name, dtype):
     h = random_tokens(3, 1, 7, dtype=dtype).expand(3, 9, 7)
     expected = torch.full((3,), METRICS[name].smoothed)
-    torch.testing.assert_close(values(name, h).float(), expected, rtol=0, atol=1e-5 if "rank" in name else 1e-6)
+    torch.testing.assert_close(
+        values(name, h).float(), expected, rtol=0, atol=1e-5 if "rank" in name or "entropy" in name else 1e-6
+    )
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0, 1000.0])
@@ -164,6 +181,9 @@ def test_orthonormal_tokens_have_the_values_known_by_hand(n):
         "stable_rank": n,
         "token_norm": 1,
         "token_norm_spread": 0,
+        "log_hfc_lfc_unit": math.log(n - 1) / 2,
+        "matrix_entropy": 1,
+        "largest_norm": 1,
     }
     found = {name: value(name, np.eye(n)) for name in known}
     assert found == pytest.approx(known, abs=1e-12)
@@ -231,13 +251,38 @@ def test_log_hfc_lfc_is_the_logarithm_of_hfc_lfc(n, d_model, seed):
     torch.testing.assert_close(metrics.log_hfc_lfc(h, kept(h)).values, metrics.hfc_lfc(h, kept(h)).values.log())
 
 
+@BOUNDED
+@given(n=st.integers(2, 6), d_model=st.integers(2, 5), seed=seeds)
+def test_the_ratio_of_tokens_at_length_one_is_a_function_of_the_mean_cosine(n, d_model, seed):
+    h = random_tokens(2, n, d_model, seed=seed)
+    c = values("cosine", h)
+    expected = ((n - 1) * (1 - c) / (1 + (n - 1) * c)).log() / 2
+    torch.testing.assert_close(values("log_hfc_lfc_unit", h), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_parallel_tokens_keep_digits_at_length_one_however_nearly_parallel_they_are():
+    h = (random_tokens(1, 1, 64) + 1e-4 * random_tokens(1, 32, 64, seed=1)).float()
+    exact = values("log_hfc_lfc_unit", h.double()).float()
+    torch.testing.assert_close(values("log_hfc_lfc_unit", h), exact, rtol=1e-4, atol=0)
+
+
+def test_numbers_without_the_largest_token_are_those_of_the_other_tokens():
+    h = random_tokens(2, 7, 5)
+    h[0, 3] *= 1000
+    h[1, 6] *= 1000
+    others = torch.stack([h[0, [0, 1, 2, 4, 5, 6]], h[1, :6]])
+    without = Moments.of(h, kept(h)).without_largest
+    for name in (metric.name for metric in METRICS.values() if metric.scales):
+        torch.testing.assert_close(METRICS[name].on(without).values, values(name, others), rtol=1e-8, atol=1e-8)
+
+
 # --- invariances ----------------------------------------------------------------------------------------------------
 
 SCALE_FREE = set(ALL) - {"dirichlet", "token_norm", "token_norm_spread"}
 INVARIANT = {
-    "scaling each token by a positive factor": {"cosine", "cosine_abs"},
+    "scaling each token by a positive factor": {"cosine", "cosine_abs", "log_hfc_lfc_unit"},
     "scaling each token by any factor": {"cosine_abs"},
-    "rotating d_model": set(ALL) - {"residual", "high_frequency"},
+    "rotating d_model": set(ALL) - {"residual", "high_frequency", "massive"},
     "one common scale": SCALE_FREE,
     "token order": set(ALL) - {"high_frequency"},
     "channel order": set(ALL),
@@ -268,7 +313,7 @@ def transformed(h, what, seed):
 @BOUNDED
 @given(side=st.integers(2, 3), d_model=st.integers(1, 5), seed=seeds)
 def test_a_metric_is_invariant_to_what_its_docstring_says(what, name, side, d_model, seed):
-    h = random_tokens(2, side**2, d_model, seed=seed)
+    h = random_tokens(2, side**2, d_model + (name == "log_hfc_lfc_unit"), seed=seed)
     found = values(name, transformed(h, what, seed + 1))
     # 1e-3: high_frequency adds 1e-6 to each amplitude, so that its scale invariance is approximate.
     tolerance = 1e-3 if name == "high_frequency" else 1e-6

@@ -1,0 +1,95 @@
+"""The token that outweighs all others: which one it is, in which channel it is large, and which block makes it so."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from oversmooth.measurement.attribution import PART_OF
+from oversmooth.measurement.evidence import Running
+from oversmooth.measurement.metrics import largest_norm
+from oversmooth.measurement.moments import Moments
+from oversmooth.models.hooks.places import Place
+from oversmooth.results import DominatingToken
+
+
+@dataclass
+class _Seen:
+    """One place of the stream."""
+
+    ratio: Running = field(default_factory=Running)
+    share: Running = field(default_factory=Running)
+    positions: Counter[int] = field(default_factory=Counter)
+    ids: Counter[int] = field(default_factory=Counter)
+    channels: Counter[int] = field(default_factory=Counter)
+
+
+@dataclass
+class LargestTokens:
+    """The largest token of every sequence at every place of the stream."""
+
+    _pending: list[tuple[Place, Tensor, Tensor, list[int], list[int], list[int]]] = field(default_factory=list)
+    _seen: dict[Place, _Seen] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        self._pending.clear()
+
+    def see(self, place: Place, moments: Moments, first: int, ids: Int[Tensor, "batch token"] | None) -> None:
+        """`first` is the position of the span's first column; `ids` are the tokens that entered the model, if any did."""
+        ratios = largest_norm.on(moments)
+        rows = torch.arange(len(moments.x), device=moments.x.device)
+        token = moments.x[rows, moments.largest].abs()
+        channels = token.argmax(1)
+        shares = token[rows, channels].square() / token.square().sum(1)
+        defined = ratios.defined & shares.isfinite()
+        positions = moments.largest[defined] + first
+        words = (
+            []
+            if ids is None
+            else ids[defined.to(ids.device)].gather(1, positions[:, None].to(ids.device))[:, 0].tolist()
+        )
+        found = (ratios.values[defined], shares[defined], positions.tolist(), words, channels[defined].tolist())
+        self._pending.append((place, *found))
+
+    def finish(self) -> None:
+        for place, ratios, shares, positions, ids, channels in self._pending:
+            seen = self._seen.setdefault(place, _Seen())
+            seen.ratio.add(ratios)
+            seen.share.add(shares)
+            seen.positions.update(positions)
+            seen.ids.update(ids)
+            seen.channels.update(channels)
+
+    def results(self) -> tuple[DominatingToken, ...]:
+        """For every stack the place where its largest token is largest."""
+        labels = dict.fromkeys(place.stack for place, seen in self._seen.items() if seen.ratio.count)
+        return tuple(
+            _of_stack(
+                [(place, seen) for place, seen in self._seen.items() if place.stack == label and seen.ratio.count]
+            )
+            for label in labels
+        )
+
+
+def _of_stack(chain: Sequence[tuple[Place, _Seen]]) -> DominatingToken:
+    place, seen = max(chain, key=lambda item: item[1].ratio.mean)
+    steps = [(after, b.ratio.mean - a.ratio.mean) for (_, a), (after, b) in pairwise(chain)]
+    made_by = max(steps, key=lambda step: step[1], default=None)
+    (position, count), (channel, _) = seen.positions.most_common(1)[0], seen.channels.most_common(1)[0]
+    return DominatingToken(
+        stack=place.stack,
+        depth=place.depth,
+        place=place.name,
+        ratio=seen.ratio.mean,
+        position=position,
+        position_share=count / seen.ratio.count,
+        token_id=seen.ids.most_common(1)[0][0] if seen.ids else None,
+        channel=channel,
+        channel_share=seen.share.mean,
+        made_at_depth=made_by[0].depth if made_by else None,
+        made_by=PART_OF[made_by[0].name] if made_by else None,
+    )

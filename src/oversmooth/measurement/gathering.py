@@ -1,0 +1,128 @@
+"""What is gathered about steps while the model runs: from place to place, over whole blocks, and between any two depths."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from oversmooth.measurement.attribution import PART_OF
+from oversmooth.measurement.moments import Moments
+from oversmooth.measurement.steps import UNDONE, Step, StepMetric, undone_by
+from oversmooth.models.hooks.places import Place
+from oversmooth.results import SpanDistances
+
+BLOCK = "block"
+"""The place of what a whole block does, from what enters it to what leaves it."""
+SUB_BLOCK_PARTS = ("attention", "cross-attention", "feed-forward", "other")
+SPAN_NUMBERS = 2**24
+"""Numbers of hidden states that are kept for the distances between depths: 64 MiB, whatever the size of the model."""
+
+Note = Callable[[Place, str, Float[Tensor, " defined"]], None]
+"""Called with the place, the name of a metric and its values that exist."""
+
+
+@dataclass
+class StepGatherer:
+    """The stream of one stack during one batch: the last place, the last sub-block, and what entered the block."""
+
+    chosen: tuple[StepMetric, ...]
+    note: Note
+    _last: tuple[Place, Moments] | None = None
+    _entered: Moments | None = None
+    _sub_block: tuple[Place, Step] | None = None
+
+    def see(self, place: Place, moments: Moments) -> None:
+        """The stream has reached its next place."""
+        if self._last is None:
+            self._last, self._entered = (place, moments), moments
+            return
+        before_place, before = self._last
+        if place.depth != before_place.depth or place.name == "final_norm":
+            self.leave_block()
+        step = Step(before, moments)
+        self._measure(place, step)
+        if PART_OF[place.name] in SUB_BLOCK_PARTS and UNDONE in self.chosen:
+            if self._sub_block is not None:
+                values, defined = undone_by(self._sub_block[1], step)
+                self.note(self._sub_block[0], UNDONE.name, values[defined])
+            self._sub_block = (place, step)
+        self._last = (place, moments)
+
+    def leave_block(self) -> None:
+        """The last place is what leaves its block."""
+        if self._last is None or self._entered is None:
+            return
+        place, moments = self._last
+        if place.depth > 0 and moments is not self._entered and place.name != "final_norm":
+            self._measure(Place(place.stack, place.depth, BLOCK), Step(self._entered, moments))
+        self._entered = moments
+
+    def _measure(self, place: Place, step: Step) -> None:
+        for metric in self.chosen:
+            if metric is not UNDONE:
+                values, defined = metric.on(step)
+                self.note(place, metric.name, values[defined])
+
+
+@dataclass
+class SpanGatherer:
+    """Distances between what leaves any two blocks, on so many tokens of each sequence that memory stays small."""
+
+    stack: str
+    depths: int
+    """How many there are, the embedding included."""
+    tokens: int = 0
+    """Largest number of tokens that was used of a sequence."""
+    sequences: int = 0
+    _states: dict[int, Float[Tensor, "batch few d_model"]] = field(default_factory=dict)
+    _kept: Float[Tensor, "batch few"] | None = None
+    _order: tuple[int, ...] = ()
+    _angles: Tensor | None = None
+    _influences: Tensor | None = None
+
+    def see(self, depth: int, moments: Moments) -> None:
+        """The stream as it stands at a depth; the last call of a depth counts."""
+        batch, span, d_model = moments.x.shape
+        few = max(1, min(span, SPAN_NUMBERS // (batch * d_model * self.depths)))
+        columns = torch.linspace(0, span - 1, few, device=moments.x.device).round().long()
+        self._states[depth] = moments.x[:, columns] * moments.inverse_norms[:, columns, None]
+        self._kept = moments.mask[:, columns]
+
+    def finish(self) -> None:
+        """Adds the distances of a batch that is complete."""
+        if len(self._states) < 2 or self._kept is None:
+            return
+        self._order = order = tuple(sorted(self._states))
+        u = torch.stack([self._states[depth] for depth in order], 2)
+        cosines = (u @ u.mT).clamp(-1, 1)
+        is_whole = (cosines.diagonal(dim1=2, dim2=3) > 0.5).all(2) & (self._kept > 0)
+        weights = is_whole / is_whole.sum(1, keepdim=True)
+        usable = (is_whole.sum(1) > 0) & cosines.flatten(1).isfinite().all(1)
+        flat = torch.eye(len(order), dtype=torch.bool, device=u.device)
+        angles = (cosines.acos() / torch.pi).masked_fill(flat, 0)
+        for name, values in (("_angles", angles), ("_influences", (1 - cosines).masked_fill(flat, 0))):
+            found = torch.einsum("bt,btij->bij", weights, values)[usable].double().sum(0).cpu()
+            setattr(self, name, found if getattr(self, name) is None else getattr(self, name) + found)
+        self.sequences += int(usable.sum())
+        self.tokens = max(self.tokens, u.shape[1])
+        self._states = {}
+
+    def begin(self) -> None:
+        self._states = {}
+
+    def result(self) -> SpanDistances | None:
+        if self._angles is None or self._influences is None or not self.sequences:
+            return None
+        rows = [
+            tuple(tuple(row) for row in (table / self.sequences).tolist()) for table in (self._angles, self._influences)
+        ]
+        return SpanDistances(
+            stack=self.stack,
+            depths=tuple(self._order),
+            angular_distance=rows[0],
+            influence=rows[1],
+            sequences=self.sequences,
+            tokens=self.tokens,
+        )
