@@ -4,7 +4,7 @@ import pytest
 
 from oversmooth.commands import completion
 from oversmooth.commands.completion import VALUES
-from oversmooth.measurement.metrics import METRICS
+from oversmooth.measurement.selection import GROUPS, known_metrics
 from oversmooth.models.hooks.places import PLACES
 from oversmooth.prediction.theory.what_if import WHAT_IFS
 from oversmooth.training.recipes.language.superglue.job import SETTINGS
@@ -15,7 +15,7 @@ from oversmooth.training.reproduce.claims import CLAIMS
 
 TABLES = {
     "claim": ("all", *(claim.name for claim in CLAIMS)),
-    "metric": ("all", *METRICS),
+    "metric": ("all", *GROUPS, *known_metrics()),
     "place": ("all", "stream", "norms", "branches", *PLACES),
     "setting": tuple(SETTINGS),
     "task": ("superglue", *TASKS),

@@ -9,6 +9,7 @@ from tests.unit.test_layers import SOURCES
 
 MODULE_LINES, BODY_LINES = 300, 40
 LONGER_MODULES = {
+    "measurement.metrics": "a table: one function per metric",
     "models.families": "a table: one row per family",
     "models.crammed_bert": "one model as a file of its own, as transformers' models are, to be read top to bottom",
     "models.discovery.trace": "one class: its methods share the record of one forward pass",

@@ -29,6 +29,7 @@ PART_OF = {
 class Chain:
     """One number at every place of the stream: its changes, per place, per kind of sub-block and in all."""
 
+    quantity: str
     _stream: dict[Place, Float[Tensor, " batch"]] = field(default_factory=dict)
     _parts: dict[str, dict[Place, Running]] = field(default_factory=dict)
     _kinds: dict[str, dict[str, Running]] = field(default_factory=dict)
@@ -85,6 +86,7 @@ class Chain:
             norms=share("norm", "final norm"),
             other=share("other"),
             parts=parts,
+            quantity=self.quantity,
             kinds=tuple(KindChange(part=kind, **_facts(change)) for kind, change in self._kinds[label].items()),
         )
 

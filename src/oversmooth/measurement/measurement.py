@@ -100,9 +100,8 @@ def _result(observer: MeasurementObserver, live: LiveModel, *, seed: int, prefix
 def _with_word(found: DominatingToken, live: LiveModel) -> DominatingToken:
     """The token as text too, where texts went through a tokenizer."""
     tokenizer = next((part.texts.tokenizer for part in live.data.parts if part.texts is not None), None)
-    if tokenizer is None or found.token_id is None:
-        return found
-    return replace(found, word=str(tokenizer.convert_ids_to_tokens(found.token_id)))
+    spelled = getattr(tokenizer, "convert_ids_to_tokens", None)  # tokenizers of other libraries have their own ways
+    return found if spelled is None or found.token_id is None else replace(found, word=str(spelled(found.token_id)))
 
 
 def _places(at: str | Sequence[str]) -> frozenset[str]:

@@ -32,9 +32,6 @@ from oversmooth.measurement.moments import Moments, in_float64
 
 DEFAULT_METRICS = ("cosine", "hfc_lfc", "dirichlet", "token_norm")
 
-
-# --- the metrics ----------------------------------------------------------------------------------------------------
-
 _NO_PAIR = "fewer than two tokens are nonzero"
 _NO_TOKEN = "every token is zero"
 
@@ -82,15 +79,19 @@ def log_hfc_lfc(moments: Moments) -> Float[Tensor, " batch"]:
     return (moments.hfc_squared.log() - moments.lfc_squared.log()) / 2
 
 
-@metric("log(norm_F(HC(U)) / norm_F(LC(U))), u_i = x_i / |x_i|", missing_when="all tokens are parallel, or cancel out")
+@metric(
+    "log(norm_F(HC(U)) / norm_F(LC(U))), u_i = x_i / |x_i|",
+    missing_when="all tokens are parallel, cancel out, or are zero but one",
+)
 def log_hfc_lfc_unit(moments: Moments) -> Float[Tensor, " batch"]:
-    """`log_hfc_lfc` of the tokens at length one, which is log((n-1)(1-c) / (1+(n-1)c)) / 2 with c the mean cosine.
+    """`log_hfc_lfc` of tokens at length one, log((n-1)(1-c) / (1+(n-1)c)) / 2 with c = `cosine`; a fall means smoothing.
 
-    A fall means smoothing, and falls add up over sub-blocks to the change of what `cosine` shows: no token counts for more
-    than another, however large. Invariant like `cosine`. Has no value where all tokens are parallel (log 0).
+    Falls add up over sub-blocks to the change of what `cosine` shows: no token counts for more than another, however
+    large. Invariant like `cosine`. Has no value where all tokens are parallel (log 0).
     """
     hfc_squared, lfc_squared = moments.unit_hfc_squared, moments.unit_lfc_squared
     is_rounding = lfc_squared <= (4 * torch.finfo(moments.x.dtype).eps) ** 2 * hfc_squared
+    is_rounding |= (moments.norms > 0).sum(1) < 2
     return (hfc_squared.log() - lfc_squared.masked_fill(is_rounding, torch.nan).log()) / 2
 
 
@@ -191,8 +192,7 @@ def largest_norm(moments: Moments) -> Float[Tensor, " batch"]:
 def massive(moments: Moments) -> Float[Tensor, " batch"]:
     """Largest magnitude of any entry over the median magnitude; above 1000 it counts as a massive activation.
 
-    After Sun et al. 2024. Invariant to one common scale and to the order of tokens and of channels. The lower median is
-    taken where there are two. Has no value where the median is zero.
+    After Sun et al. 2024. Invariant to one common scale, token and channel order. Has no value where the median is zero.
     """
     found = []
     for x, mask in zip(moments.x, moments.mask, strict=True):
@@ -212,12 +212,11 @@ def massive(moments: Moments) -> Float[Tensor, " batch"]:
 def matrix_entropy(moments: Moments) -> Float[Tensor, " batch"]:
     """Entropy of the eigenvalues of the Gram matrix over the largest possible; 0: all tokens parallel, 1: orthonormal.
 
-    Invariant to one common scale, to rotating d_model and to token order. Where min(n, d_model) is 1 it is 0. Has no value
-    when every token is zero.
+    Invariant to one common scale, rotation and token order; 0 where min(n, d_model) is 1. No value for zero tokens alone.
     """
     squares = moments.singular_values.square()
     entropy = torch.special.entr(squares / squares.sum(1, keepdim=True)).sum(1)
-    size = moments.n.clamp(max=moments.x.shape[2])
+    size = moments.n.clamp(max=moments.x.shape[2]).to(entropy.dtype)
     return torch.where(size > 1, entropy / size.clamp(min=2).log(), 0 * entropy)
 
 

@@ -46,8 +46,8 @@ class MeasurementObserver:
     drop_prefix: bool
     seen: Seen = field(default_factory=Seen)
     problems: dict[Place, str] = field(default_factory=dict)
-    chain: Chain = field(default_factory=Chain)
-    unit_chain: Chain = field(default_factory=Chain)
+    chain: Chain = field(default_factory=lambda: Chain("log(HFC/LFC)"))
+    unit_chain: Chain = field(default_factory=lambda: Chain("log(HFC/LFC) of tokens at unit length"))
     largest: LargestTokens = field(default_factory=LargestTokens)
     attention: AttentionGatherer = field(init=False)
     _inputs: Mapping[str, Any] = field(default_factory=dict)

@@ -5,7 +5,7 @@ i, and `u_i`, `u'_i` are the tokens at length one. Everything is a mean over the
 
     influence = 1 - mean cos(x_i, x'_i) = mean |u'_i - u_i|^2 / 2
 
-and it splits exactly, with LC and HC the shared and the differing part of U (docs/theory.md, section 10):
+and it splits exactly, with LC and HC the shared and the differing part of U (docs/theory.md, section 9):
 
     influence = smoothing + shared + differing
     smoothing   1 - cos(t' - t), tan t = HFC(U) / LFC(U): how far the balance between the two parts moved

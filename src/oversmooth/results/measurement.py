@@ -82,6 +82,8 @@ class Attribution:
     """smoothing, sharpening, or no clear change where the interval holds zero; of one sequence only its sign."""
     kinds: tuple[KindChange, ...] = ()
     """The same for every kind of sub-block; they add up to the total."""
+    quantity: str = "log(HFC/LFC)"
+    """What changes, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +238,11 @@ class Measurement(SavedResult):
         stack = self.values[0].stack if stack is None else stack
         wanted = (metric, stack, "final_norm")
         return next((value for value in self.values if (value.metric, value.stack, value.place) == wanted), None)
+
+    @property
+    def shown_attributions(self) -> tuple[Attribution, ...]:
+        """What headlines speak of: tokens at unit length, or as they are in a result of an older version."""
+        return self.unit_attributions or self.attributions
 
     def plot(self, metric: str = "cosine") -> "matplotlib.figure.Figure":
         """A figure of the metric over depth with bands of one standard error (needs matplotlib)."""

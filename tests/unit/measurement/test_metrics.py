@@ -417,14 +417,18 @@ def test_an_empty_batch_gives_no_values(name):
 
 # --- values that do not exist ---------------------------------------------------------------------------------------
 
+UNIT = {"log_hfc_lfc_unit", "largest_norm", "massive"}
 MISSING = {
     "every token is zero": (
         [[0.0, 0.0]] * 4,
         set(ALL) - {"dirichlet", "token_norm", "token_norm_spread", "high_frequency"},
     ),
-    "one token is nonzero": ([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], {"cosine", "cosine_abs"}),
-    "the mean is zero": ([[3.0, 4.0], [-3.0, -4.0], [1.0, 0.0], [-1.0, 0.0]], {"hfc_lfc", "log_hfc_lfc"}),
-    "the tokens are equal": ([[3.0, 4.0]] * 4, {"log_hfc_lfc"}),
+    "one token is nonzero": ([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], {"cosine", "cosine_abs", *UNIT}),
+    "the mean is zero": (
+        [[3.0, 4.0], [-3.0, -4.0], [1.0, 0.0], [-1.0, 0.0]],
+        {"hfc_lfc", "log_hfc_lfc", "log_hfc_lfc_unit"},
+    ),
+    "the tokens are equal": ([[3.0, 4.0]] * 4, {"log_hfc_lfc", "log_hfc_lfc_unit"}),
     "a token is infinite": ([[torch.inf, 1.0], [1.0, 2.0], [3.0, 4.0], [5.0, 7.0]], set(ALL)),
     "a token is not a number": ([[1.0, torch.nan], [1.0, 2.0], [3.0, 4.0], [5.0, 7.0]], set(ALL)),
     "a norm overflows": ([[3e38, 3e38], [1.0, 2.0], [3.0, 4.0], [5.0, 7.0]], set(ALL)),

@@ -10,7 +10,7 @@ from oversmooth.output.report.features import _parts_per_depth, curve_figure
 from oversmooth.output.report.theory import regime_strip
 from oversmooth.output.report.words import headline, summary
 from oversmooth.output.terminal.tables import show_measurement
-from oversmooth.output.words import depth_words, who_words
+from oversmooth.output.words import depth_words, dominating_words, who_words
 from oversmooth.results import Analysis
 from tests.contract.tiny_models import tiny_model
 
@@ -28,9 +28,9 @@ def analysed():
 
 
 def with_total(analysed, **facts):
-    attribution = dataclasses.replace(analysed.measurement.attributions[0], **facts)
+    attribution = dataclasses.replace(analysed.measurement.unit_attributions[0], **facts)
     return dataclasses.replace(
-        analysed, measurement=dataclasses.replace(analysed.measurement, attributions=(attribution,))
+        analysed, measurement=dataclasses.replace(analysed.measurement, unit_attributions=(attribution,))
     )
 
 
@@ -59,6 +59,7 @@ def test_the_headline_says_what_was_measured_and_how_sure_it_is(analysed, facts,
     said = headline(with_total(analysed, **facts))
     for piece in (*pieces, "the final norm included"):
         assert piece in said
+    assert "tokens at unit length" in said
     assert "cosine" not in said  # one quantity per sentence
     assert "cosine" in summary(with_total(analysed, **facts))
 
@@ -101,11 +102,19 @@ def test_layer_cards_are_labelled_by_the_measurement_and_theory_has_its_own_line
 
 
 def test_page_table_and_json_say_the_same(analysed, capsys):
-    attribution = analysed.measurement.attributions[0]
+    attribution = analysed.measurement.unit_attributions[0]
     show_measurement(analysed.measurement)
     printed = " ".join(capsys.readouterr().out.split())
     assert depth_words(attribution) in printed
     assert headline(analysed) == depth_words(attribution)
-    saved = analysed.measurement.to_dict()["attributions"][0]
+    saved = analysed.measurement.to_dict()["unit_attributions"][0]
     assert saved["direction"] == attribution.direction
     assert tuple(saved["interval"]) == attribution.interval
+
+
+def test_a_token_that_outweighs_the_others_is_named_with_channel_and_block(analysed):
+    found = dataclasses.replace(analysed.measurement.dominating[0], ratio=185.7, word="The", position=0, channel=507)
+    found = dataclasses.replace(found, depth=12, made_at_depth=12, made_by="feed-forward", position_share=1.0)
+    for piece in ("token 'The' at position 0 is 186 times", "channel 507", "the feed-forward of depth 12 makes it"):
+        assert piece in dominating_words(found)
+    assert dominating_words(dataclasses.replace(found, ratio=3.0)) == ""

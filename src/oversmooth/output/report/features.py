@@ -137,7 +137,8 @@ def _ends(measurement: Measurement, metric: str) -> str:
 
 def attribution_section(measurement: Measurement) -> Section:
     """Attention, feed-forward and norms: what each did to log(HFC/LFC), in total and per layer."""
-    blocks = [_attribution_plots(attribution) for attribution in measurement.attributions]
+    blocks = [_attribution_plots(attribution) for attribution in measurement.shown_attributions]
+    as_they_are = {(p.stack, p.depth, p.place): p.change for item in measurement.attributions for p in item.parts}
     rows = [
         {
             "stack": p.stack,
@@ -147,16 +148,18 @@ def attribution_section(measurement: Measurement) -> Section:
             "change": p.change,
             "±": p.standard_error,
             "direction": p.direction,
+            "change of tokens as they are": as_they_are.get((p.stack, p.depth, p.place)),
         }
-        for attribution in measurement.attributions
+        for attribution in measurement.shown_attributions
         for p in attribution.parts
     ]
     return Section(
         id="attribution",
         title="Who smooths?",
         lead=(
-            "The change of log(HFC/LFC) across each sub-block, measured on the residual stream. The parts add up "
-            "exactly to the change from embedding to output."
+            "The change of log(HFC/LFC) of tokens at unit length across each sub-block, measured on the residual stream. The "
+            "parts add up exactly to the change from embedding to output, and no single large token decides them. The "
+            "table has the same for tokens as they are, which theory speaks of."
         ),
         blocks=[*blocks, table_of("attribution-parts", "Change per sub-block", rows)],
     )

@@ -1,6 +1,6 @@
 """The answer in a few sentences: what was measured first, then what the theory says, each with one quantity."""
 
-from oversmooth.output.words import depth_words, ends_words, who_words
+from oversmooth.output.words import depth_words, dominating_words, ends_words, who_words
 from oversmooth.results import Analysis, Inspection, Prediction
 
 
@@ -8,20 +8,21 @@ def headline(analysis: Analysis) -> str:
     """One sentence: what was measured from embedding to output; of a model that was not run, what its weights tend to."""
     if analysis.measurement is None:
         return _weights(analysis.inspection)
-    if not analysis.measurement.attributions:
+    if not analysis.measurement.shown_attributions:
         return "No sequence could be measured."
     is_random = analysis.measurement.data.origin == "random ids"
     where = "On random token ids, not on text: " if is_random else ""
-    return where + depth_words(analysis.measurement.attributions[0])
+    return where + depth_words(analysis.measurement.shown_attributions[0])
 
 
 def summary(analysis: Analysis) -> str:
     """The sentences below it: who does it, the mean cosine, and what the theory says in its own words."""
     parts = []
-    if analysis.measurement is not None and analysis.measurement.attributions:
+    if analysis.measurement is not None and analysis.measurement.shown_attributions:
         parts += [
-            who_words(analysis.measurement.attributions[0]),
+            who_words(analysis.measurement.shown_attributions[0]),
             ends_words(analysis.measurement, "cosine", "Mean cosine"),
+            *(dominating_words(found) for found in analysis.measurement.dominating),
         ]
     if analysis.prediction is not None:
         parts.append(_predicted(analysis.prediction))

@@ -12,7 +12,7 @@ from rich.table import Table
 from oversmooth.output.data_words import how_made, how_much
 from oversmooth.output.numbers import format_cell
 from oversmooth.output.whole_files import write_whole
-from oversmooth.output.words import depth_words, who_words
+from oversmooth.output.words import depth_words, dominating_words, who_words
 from oversmooth.results import Control, DataFacts, Inspection, LayerInspection, Measurement, Row, Spectrum, Verification
 
 PIPE_WIDTH = 160
@@ -168,8 +168,11 @@ def show_measurement(result: Measurement) -> None:
     show_data(console, result.data, f"{prefix}{partial}")
     for stack in dict.fromkeys(value.stack for value in result.values):
         console.print(_measurement_table(result, stack))
-    for attribution in result.attributions:
+    for attribution in result.shown_attributions:
         console.print(escape(f"{depth_words(attribution)} {who_words(attribution)} Below 0 smooths."))
+    for found in result.dominating:
+        if said := dominating_words(found):
+            console.print(escape(said))
     for problem in result.problems:
         console.print(f"[bold red]{escape(problem)}[/]")
 
