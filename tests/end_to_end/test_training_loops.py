@@ -162,3 +162,69 @@ def test_two_processes_train_with_the_callback_and_stop_together(tmp_path):
     assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
     steps = [json.loads(line)["step"] for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     assert steps == [0, 2]
+
+
+SHARDED = """
+import copy, json, sys, warnings
+import torch
+import torch.distributed as dist
+from pathlib import Path
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+sys.path.insert(0, {root!r})
+from tests.end_to_end.test_training_loops import RowsClassifier, digits
+import oversmooth as osm
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+rows, labels = digits(32)
+
+
+def trained(model):
+    monitor = osm.Monitor(model, [rows[:4]], every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = [monitor.step()]
+    for _ in range(2):
+        model(rows, labels)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(monitor.step())
+    return found
+
+
+def with_fully_shard(model):
+    for layer in model.encoder.layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def with_wrappers(model):
+    for index, layer in enumerate(model.encoder.layers):
+        model.encoder.layers[index] = FullyShardedDataParallel(layer, device_id=torch.device("cpu"))
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+torch.manual_seed(0)
+plain = RowsClassifier(2)
+models = {{"plain": plain, "ddp": nn.parallel.DistributedDataParallel(copy.deepcopy(plain))}}
+models |= {{"fsdp": with_wrappers(copy.deepcopy(plain)), "fsdp2": with_fully_shard(copy.deepcopy(plain))}}
+found = {{name: trained(model) for name, model in models.items()}}
+Path(sys.argv[1], f"{{rank}}.json").write_text(json.dumps(found))
+dist.destroy_process_group()
+"""
+
+
+def test_models_in_shards_and_copies_give_the_numbers_of_the_plain_model_in_the_first_process_only(tmp_path):
+    """The same data in both processes, so that all four train alike: DDP, FSDP and `fully_shard` beside no wrapper."""
+    script = tmp_path / "train.py"
+    script.write_text(SHARDED.format(root=str(ROOT)))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = _process([*launcher, script, tmp_path])
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    for name in ("ddp", "fsdp", "fsdp2"):
+        for step, numbers in enumerate(first["plain"]):
+            assert first[name][step] == pytest.approx(numbers, rel=1e-4, abs=1e-5), (name, step)
+        assert second[name] == [None] * 3
+    assert first["plain"][0]["smoothing/cosine/depth_2"] != first["plain"][2]["smoothing/cosine/depth_2"]

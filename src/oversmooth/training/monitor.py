@@ -20,6 +20,7 @@ from oversmooth.results import Breach
 from oversmooth.spectra.spectrum import spectrum
 from oversmooth.spectra.value_map import plain_map
 from oversmooth.training.processes import first_says, is_first, unwrapped
+from oversmooth.training.sharded import is_sharded, whole_copy
 
 Logger = Callable[[dict[str, float], int], None]
 """Called with flat names and numbers, and the step."""
@@ -39,7 +40,8 @@ class Monitor:
 
     `rules` are those of `gate`, such as `{"max_cosine": 0.95}`; a rule that is broken at `patience` measurements in a row is
     a collapse. Then a warning is given, once; with `on_collapse="stop"`, `should_stop` becomes true as well. Where several
-    processes train one model, the first measures and tells the others; all of them call `step()`.
+    processes train one model, the first measures and tells the others; all of them call `step()`. DDP and compiled models are
+    unwrapped; of weights in shards (FSDP) the first process gathers a whole copy for as long as it measures.
 
     >>> import torch, oversmooth as osm
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
@@ -112,9 +114,10 @@ class Monitor:
     def measure(self, step: int) -> dict[str, float] | None:
         """Measures now, logs under the given step and appends one line to the file; `None` in other processes."""
         numbers = None
-        if is_first():
-            began = time.perf_counter()
-            numbers = self._numbers()
+        began = time.perf_counter()
+        model = whole_copy(self.model, is_first()) if is_sharded(self.model) else self.model
+        if model is not None and is_first():
+            numbers = self._numbers(model)
             self.seconds += time.perf_counter() - began
             self._write(numbers, step)
             self._judge(numbers, step)
@@ -146,8 +149,8 @@ class Monitor:
             words = f"Collapse at step {step}: {broken[0].rule} is broken, {broken[0].words}; {what}."
             warnings.warn(words, CollapseWarning, stacklevel=2)
 
-    def _numbers(self) -> dict[str, float]:
-        result = measure(self.model, self.batches, metrics=self.metrics)
+    def _numbers(self, model: nn.Module) -> dict[str, float]:
+        result = measure(model, self.batches, metrics=self.metrics)
         numbers = {}
         for name, _ in result.definitions:
             for stack in dict.fromkeys(value.stack for value in result.values):
@@ -155,11 +158,11 @@ class Monitor:
                     if point.mean is not None:
                         prefix = f"{stack}/" if stack else ""
                         numbers[f"smoothing/{prefix}{name}/depth_{point.depth}"] = point.mean
-        return numbers | self._spectra() if self.spectra else numbers
+        return numbers | self._spectra(model) if self.spectra else numbers
 
-    def _spectra(self) -> dict[str, float]:
+    def _spectra(self, model: nn.Module) -> dict[str, float]:
         """Extremes of the plain value maps, in float32: training moves them by more than that rounds."""
-        source = open_source(self.model)
+        source = open_source(model)
         numbers = {}
         for stack in source.stacks():
             place = f"smoothing/{stack.label}/" if stack.label else "smoothing/"

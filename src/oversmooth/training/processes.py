@@ -5,8 +5,6 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from oversmooth.errors import NotSupported
-
 
 def is_first() -> bool:
     """Whether this process measures: the first of several, or the only one."""
@@ -26,14 +24,10 @@ def first_says(answer: bool) -> bool:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, without what distributes or compiles it; refuses weights that lie in shards."""
+    """The model itself, without what distributes or compiles it; weights in shards stay where they are (`sharded`)."""
     inner: Any = model
     while True:
-        name = type(inner).__name__
-        if name in ("FullyShardedDataParallel", "FSDPModule") or name.startswith("FSDP"):
-            reason = "its weights lie in shards on several processes, and one of them alone cannot run it"
-            raise NotSupported("Watching", "for FSDP", reason, "Use DDP, or measure its checkpoints: oversmooth gate.")
-        if name in ("DistributedDataParallel", "DataParallel"):
+        if type(inner).__name__ in ("DistributedDataParallel", "DataParallel"):
             inner = inner.module
         elif hasattr(inner, "_orig_mod"):  # torch.compile
             inner = inner._orig_mod

@@ -103,9 +103,3 @@ def test_what_distributes_or_compiles_a_model_is_taken_off():
     model = encoder()
     assert unwrapped(nn.DataParallel(model)) is model
     assert unwrapped(torch.compile(model)) is model
-
-    class FullyShardedDataParallel(nn.Module):
-        pass
-
-    with pytest.raises(osm.OversmoothError, match=r"(?s)not supported for FSDP.*oversmooth gate"):
-        unwrapped(FullyShardedDataParallel())
