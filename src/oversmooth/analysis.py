@@ -29,8 +29,11 @@ Stage = Callable[[str], Progress]
 
 def analyze(
     target: Target,
-    batches: Iterable[Batch] | str | None = None,
+    data: Iterable[Batch] | str | None = None,
     *,
+    base: str | None = None,
+    dtype: str | None = None,
+    offload: bool | None = None,
     device: str | None = None,
     trust_remote_code: bool = False,
     arch: Declaration | None = None,
@@ -46,7 +49,7 @@ def analyze(
     gives the weights part.
     """
     Reading(**reading)  # what cannot be is said before anything is read
-    source = open_source(target, arch=arch)
+    source = open_source(target, arch=arch, base=base, dtype=dtype, offload=offload)
     inspection = inspect(source, progress=stage("Reading weights"))
     missing = list(inspection.missing)
     try:
@@ -56,17 +59,16 @@ def analyze(
         return Analysis(inspection=inspection, command=command, missing=tuple(missing))
     live = replace(source, module=model)  # loaded once, run by every part
     verification = _tried("verification", missing, lambda: verify(live))
-    given = None if batches is None or isinstance(batches, str) else list(batches)  # both parts see the same data
+    given = data if data is None or isinstance(data, str) else list(data)  # both parts see the same batches
     options: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code, **reading}
-    data = batches if given is None else given
-    noted = missing if batches is None else None
+    noted = missing if given is None else None
     show = stage("Measuring features")
-    measurement = _tried("measurement", noted, lambda: measure(live, data, progress=show, **options))
+    measurement = _tried("measurement", noted, lambda: measure(live, given, progress=show, **options))
     show_prediction = stage("Predicting layers")
     prediction = _tried(
         "prediction",
         missing,
-        lambda: predict(live, data, what_ifs=what_ifs, solve=solve, progress=show_prediction, **options),
+        lambda: predict(live, given, what_ifs=what_ifs, solve=solve, progress=show_prediction, **options),
     )
     return Analysis(
         inspection=inspection,

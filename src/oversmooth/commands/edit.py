@@ -33,6 +33,9 @@ def edit(
     basis: Annotated[
         str, typer.Option(help="orthogonal, or general (moves H less).", autocompletion=completion.values("basis"))
     ] = "orthogonal",
+    max_condition: Annotated[
+        float | None, typer.Option(help="Largest condition number of a general basis. Default: no limit.")
+    ] = None,
     json: Json = False,
     model_type: ModelType = None,
     n_heads: Heads = None,
@@ -53,6 +56,7 @@ def edit(
             scale_h=scale_h,
             flip_norm_signs=flip_norm_signs,
             basis=basis,
+            max_condition=max_condition,
             layers=layers,
             stack=stack,
             model_type=model_type,

@@ -17,7 +17,6 @@ from oversmooth.commands.options import (
     TargetArgument,
     TrustRemoteCode,
     embedded_default,
-    opened,
 )
 from oversmooth.commands.reading import reads_data
 from oversmooth.data.reading import ReadingOptions
@@ -70,8 +69,11 @@ def measure(
     names = tuple(metrics.split(",")) if metrics else DEFAULT_METRICS
     with one_bar("Measuring sequences") as progress:
         result = measure_(
-            opened(target or embedded_default(), base=base, dtype=dtype, offload=offload),
+            target or embedded_default(),
             data,
+            base=base,
+            dtype=dtype,
+            offload=offload,
             metrics=names,
             at=at if "," not in at else at.split(","),
             prefix_tokens=prefix_tokens,
@@ -132,12 +134,15 @@ def predict(
     require_writable(csv)
     with one_bar("Predicting sequences") as progress:
         result = predict_(
-            opened(target or embedded_default(), base=base, dtype=dtype, offload=offload),
+            target or embedded_default(),
             data,
+            base=base,
+            dtype=dtype,
+            offload=offload,
             what_ifs=what_if or (),
             simulate=simulate,
             solve=solve,
-            dtype=precision,
+            precision=precision,
             device=device,
             trust_remote_code=trust_remote_code,
             progress=progress,

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oversmooth.commands import completion
-from oversmooth.commands.options import (
-    DataOption,
-    Device,
-    Json,
-    TrustRemoteCode,
-)
+from oversmooth.commands.options import Base, DataOption, Device, Json, Offload, RunDtype, TrustRemoteCode
 from oversmooth.commands.reading import reads_data
 from oversmooth.data.reading import ReadingOptions
 from oversmooth.errors import BadValue, BrokenFile, UnknownName
@@ -35,6 +30,7 @@ def gate(
             help="A model, or the metrics.jsonl of a run.", show_default=False, autocompletion=completion.targets
         ),
     ],
+    base: Base = None,
     data: DataOption = None,
     max_cosine: Annotated[float | None, typer.Option(help="Largest mean cosine that leaves any block.")] = None,
     min_effective_rank_share: Annotated[
@@ -59,6 +55,8 @@ def gate(
         bool, typer.Option("--github", help="Annotations of GitHub; by itself where GITHUB_ACTIONS is set.")
     ] = False,
     device: Device = None,
+    dtype: RunDtype = None,
+    offload: Offload = None,
     json: Json = False,
     trust_remote_code: TrustRemoteCode = False,
     *,
@@ -85,6 +83,9 @@ def gate(
             rules=asked,
             against=against or compared.get("analysis"),
             tolerance=tolerance if tolerance is not None else compared.get("tolerance", 0.02),
+            base=base,
+            dtype=dtype,
+            offload=offload,
             device=device,
             trust_remote_code=trust_remote_code,
             progress=progress,

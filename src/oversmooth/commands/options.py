@@ -1,14 +1,11 @@
 """Options that several commands have, and the default target."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from oversmooth.commands import completion
-
-if TYPE_CHECKING:
-    from oversmooth.models.source import Target
 
 TargetArgument = Annotated[
     str | None,
@@ -64,12 +61,3 @@ def embedded_default() -> str:
     from oversmooth.models.embedded import minilm_folder
 
     return str(minilm_folder())
-
-
-def opened(target: str, *, base: str | None = None, dtype: str | None = None, offload: bool | None = None) -> "Target":
-    """The target as it is, or opened with what the user said of its base model and of how it is run."""
-    if base is None and dtype is None and offload is None:
-        return target
-    from oversmooth.models.opening import open_source
-
-    return open_source(target, base=base, dtype=dtype, offload=offload)

@@ -14,7 +14,6 @@ from oversmooth.commands.options import (
     RunDtype,
     TrustRemoteCode,
     embedded_default,
-    opened,
 )
 from oversmooth.commands.reading import reads_data, words_of
 from oversmooth.data.reading import ReadingOptions
@@ -172,4 +171,4 @@ def _analysis(
     words = ["oversmooth", "report", target, *_words(how), *(["--data", data] if data else [])]
     words += words_of(reading)
     with stages() as stage:
-        return analyze(opened(target, **how), data, command=shlex.join(words), stage=stage, **options, **reading)
+        return analyze(target, data, command=shlex.join(words), stage=stage, **how, **options, **reading)

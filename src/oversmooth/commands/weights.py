@@ -10,11 +10,11 @@ from oversmooth.commands.options import (
     Heads,
     Json,
     ModelType,
+    Seed,
     TargetArgument,
     TrustRemoteCode,
     ValueHeads,
     embedded_default,
-    opened,
 )
 from oversmooth.output.terminal.progress_bars import one_bar
 from oversmooth.output.whole_files import require_writable
@@ -41,7 +41,8 @@ def inspect(
     require_writable(csv)
     with one_bar("Reading layers") as progress:
         result = inspect_(
-            opened(target or embedded_default(), base=base),
+            target or embedded_default(),
+            base=base,
             full=full,
             dtype=dtype,
             model_type=model_type,
@@ -62,6 +63,10 @@ def verify(
     base: Base = None,
     json: Json = False,
     model_type: ModelType = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Largest relative error of a fit. Default: what rounding explains.", min=0.0)
+    ] = None,
+    seed: Seed = 0,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Run the equal-token check: does the declared layout fit this very model? Exit code 1 if it does not."""
@@ -69,7 +74,12 @@ def verify(
     from oversmooth.output.terminal import tables
 
     result = verify_(
-        opened(target or embedded_default(), base=base), model_type=model_type, trust_remote_code=trust_remote_code
+        target or embedded_default(),
+        base=base,
+        model_type=model_type,
+        tolerance=tolerance,
+        seed=seed,
+        trust_remote_code=trust_remote_code,
     )
     if json:
         typer.echo(result.to_json(indent=2))

@@ -30,11 +30,14 @@ COMPARED = ("cosine", "effective_rank_share")
 
 def gate(
     target: Target,
-    batches: Iterable[Batch] | str | None = None,
+    data: Iterable[Batch] | str | None = None,
     *,
     rules: Mapping[str, object] | None = None,
     against: str | Path | Analysis | Measurement | None = None,
     tolerance: float = 0.02,
+    base: str | None = None,
+    dtype: str | None = None,
+    offload: bool | None = None,
     device: str | None = None,
     trust_remote_code: bool = False,
     progress: Progress = no_progress,
@@ -63,8 +66,11 @@ def gate(
     metrics = dict.fromkeys(["hfc_lfc", *(limit.metric for limit in limits), *(COMPARED if before else ())])
     found = measure(
         target,
-        batches,
+        data,
         metrics=tuple(metrics),
+        base=base,
+        dtype=dtype,
+        offload=offload,
         device=device,
         trust_remote_code=trust_remote_code,
         progress=progress,

@@ -14,6 +14,7 @@ from oversmooth.measurement.passes import LiveModel, open_live, pass_through
 from oversmooth.measurement.selection import select
 from oversmooth.models.hooks.attention_maps import attention_watched
 from oversmooth.models.hooks.places import BRANCHES, NORMS, PLACES, STREAM
+from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import Declaration, Stack, Target
 from oversmooth.results import DominatingToken, Measurement, Progress, no_progress
@@ -24,11 +25,14 @@ AT = {"stream": (*STREAM, *NORMS), "norms": NORMS, "branches": BRANCHES, "all": 
 
 def measure(
     target: Target,
-    batches: Iterable[Batch] | str | None = None,
+    data: Iterable[Batch] | str | None = None,
     *,
     metrics: Choice | Iterable[Choice] = DEFAULT_METRICS,
     at: str | Sequence[str] = "stream",
     prefix_tokens: str = "keep",
+    base: str | None = None,
+    dtype: str | None = None,
+    offload: bool | None = None,
     device: str | None = None,
     trust_remote_code: bool = False,
     arch: Declaration | None = None,
@@ -37,12 +41,14 @@ def measure(
 ) -> Measurement:
     """Metrics of every layer and sub-block of a model, averaged over sequences, and who changed them.
 
-    `batches`: an iterable of what the model's `forward` takes (a dict of tensors, a tokenizer's output, or one tensor);
+    `data`: an iterable of what the model's `forward` takes (a dict of tensors, a tokenizer's output, or one tensor);
     or a text file, image folder, table or dataset name; or nothing, for built-in samples. How they are read: `max_samples`,
     `max_tokens`, `per_line`, `mean`, `std` and others of `ReadingOptions`. `at` is `stream` (default),
     `norms`, `branches`, `all`, or names of places. `metrics` are names, functions of your own, `steps` (what each sub-block
     and block does: influence and its parts), `attention` (entropy, sinks, rank), or `all`. `prefix_tokens` is `keep` or
-    `drop`. Ctrl-C returns what was measured so far, marked partial. A live model's mode, hooks and device stay as they are.
+    `drop`. Ctrl-C returns what was measured so far, marked partial. `base` is the model that an adapter was trained on, `dtype`
+    what the model runs in and `offload` whether its weights are read block by block meanwhile. A live model's mode, hooks
+    and device stay as they are.
 
     >>> import torch, oversmooth as osm
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
@@ -54,8 +60,8 @@ def measure(
         raise UnknownName("choice of prefix_tokens", prefix_tokens, ("keep", "drop"))
     how, chosen = Reading(**reading), select(metrics)
     live = open_live(
-        target,
-        batches,
+        open_source(target, base=base, dtype=dtype, offload=offload),
+        data,
         "measure",
         reading=how,
         device=device,

@@ -37,6 +37,7 @@ def verify(
     target: Target,
     *,
     inputs: Mapping[str, Tensor] | None = None,
+    base: str | None = None,
     model_type: str | None = None,
     arch: Declaration | None = None,
     tolerance: float | None = None,
@@ -49,7 +50,7 @@ def verify(
     its mask, queries and keys. `inputs` are those of one forward pass, made up where they are not given. A declaration
     that does not fit is a result here, not an error.
     """
-    source = open_source(target, model_type=model_type, arch=arch)
+    source = open_source(target, model_type=model_type, arch=arch, base=base)
     for stack in source.stacks() if source.module is None else ():
         stack.weights(0, source.store.read)  # what is refused or contradicts itself is said before anything is loaded
     model = load_model(source, "verify", trust_remote_code=trust_remote_code)

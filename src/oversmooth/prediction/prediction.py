@@ -10,6 +10,7 @@ from oversmooth.data.reading import Reading, ReadingOptions
 from oversmooth.errors import BadValue, UnknownName
 from oversmooth.measurement.passes import LiveModel, open_live, pass_through
 from oversmooth.models.hooks.attention_maps import attention_watched
+from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
 from oversmooth.models.source import Declaration, Target
 from oversmooth.prediction.collecting import PredictionObserver
@@ -28,13 +29,16 @@ SOLVED = 4
 
 def predict(
     target: Target,
-    batches: Iterable[Batch] | str | None = None,
+    data: Iterable[Batch] | str | None = None,
     *,
     what_ifs: Sequence[str] = (),
     simulate: int = 0,
     solve: int = SOLVED,
     heads: bool = True,
-    dtype: str = "float32",
+    precision: str = "float32",
+    base: str | None = None,
+    dtype: str | None = None,
+    offload: bool | None = None,
     device: str | None = None,
     trust_remote_code: bool = False,
     arch: Declaration | None = None,
@@ -43,10 +47,11 @@ def predict(
 ) -> Prediction:
     """Exponents, regimes and the ladder of explanation for every layer, beside what is measured there.
 
-    Takes the same targets and batches as `measure`; prefix tokens always count, because attention sees them. The
+    Takes the same targets and data as `measure`; prefix tokens always count, because attention sees them. The
     eigenvalue problems are solved for the first `solve` sequences, the rest of the ladder for all. `what_ifs` are names
     such as `no_skip`, `no_biases`, `scale:0.5`, `interval:-1,0`, `attnscale:0.3`; `simulate` iterates every layer so
-    many times on the first sequence. Ctrl-C returns what was found so far, marked partial.
+    many times on the first sequence. `precision` is that of the theory, `dtype` what the model runs in. Ctrl-C returns
+    what was found so far, marked partial.
 
     >>> import torch, oversmooth as osm
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
@@ -55,16 +60,16 @@ def predict(
     >>> [rung.name for rung in found.layers[0].rungs]
     ['asymptotic', 'typical', 'features', 'coupling', 'biases', 'token scale']
     """
-    if dtype not in DTYPES:
-        raise UnknownName("dtype", dtype, tuple(DTYPES))
+    if precision not in DTYPES:
+        raise UnknownName("precision", precision, tuple(DTYPES))
     for name, value, least in (("solve", solve, 1), ("simulate", simulate, 0)):
         if value < least:
             raise BadValue(name, value, f"at least {least}")
     changes = [what_if(text) for text in what_ifs]
     how = Reading(**reading)
     live = open_live(
-        target,
-        batches,
+        open_source(target, base=base, dtype=dtype, offload=offload),
+        data,
         "predict",
         reading=how,
         device=device,
@@ -79,7 +84,7 @@ def predict(
         solve=solve,
         simulate=simulate,
         with_heads=heads,
-        dtype=DTYPES[dtype],
+        dtype=DTYPES[precision],
     )
     with attention_watched(live.stacks, live.store) as observer.maps_of:
         is_partial = pass_through(live, observer, how.max_samples, progress)

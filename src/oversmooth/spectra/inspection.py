@@ -35,6 +35,7 @@ SIDE_BY_SIDE_BYTES = 640 * 2**20
 def inspect(
     target: Target,
     *,
+    base: str | None = None,
     full: bool = False,
     heads: bool = True,
     dtype: str = "auto",
@@ -48,7 +49,7 @@ def inspect(
 
     Reads only value, output, norm and gain tensors, block by block, and forgets a block when its numbers are known.
     `full` computes every eigenvalue of wide layers too. `dtype` is float64 (default up to a core of 2048), float32, or
-    auto. `model_type`, `n_heads` and `n_kv` say what a bare file does not.
+    auto. `model_type`, `n_heads` and `n_kv` say what a bare file does not; `base` names the model that an adapter is for.
 
     >>> import torch, oversmooth as osm
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
@@ -57,7 +58,7 @@ def inspect(
     """
     if dtype not in ("auto", *DTYPES):
         raise UnknownName("dtype", dtype, ("auto", *DTYPES))
-    source = open_source(target, model_type=model_type, n_heads=n_heads, n_kv=n_kv, arch=arch)
+    source = open_source(target, model_type=model_type, n_heads=n_heads, n_kv=n_kv, arch=arch, base=base)
     stacks = source.stacks()
     log = ReadLog(source.store)
     total = sum(len(stack.names.blocks) for stack in stacks)

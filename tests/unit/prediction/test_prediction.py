@@ -308,7 +308,7 @@ def test_half_precision_is_predicted_within_its_digits():
 
 def test_double_precision_agrees_with_single(found):
     model, inputs = tiny_model("vit")
-    single, double = predict(model, [inputs]), predict(model.double(), [inputs], dtype="float64")
+    single, double = predict(model, [inputs]), predict(model.double(), [inputs], precision="float64")
     for a, b in zip(single.layers, double.layers, strict=True):
         assert a.folded.rho_ac == pytest.approx(b.folded.rho_ac, rel=2e-3)
         assert a.rungs[5].mean == pytest.approx(b.rungs[5].mean, abs=1e-4)

@@ -1,0 +1,108 @@
+"""What the command line takes the functions take, and the other way round: same names, same defaults; from one table."""
+
+import dataclasses
+import inspect
+
+import pytest
+import typer
+
+import oversmooth as osm
+from oversmooth.commands.app import app
+from oversmooth.data.reading import Reading, ReadingOptions
+from oversmooth.measurement.metrics import DEFAULT_METRICS
+
+COMMANDS = typer.main.get_command(app).commands
+PAIRS = {
+    "inspect": osm.inspect,
+    "discover": osm.discover,
+    "verify": osm.verify,
+    "measure": osm.measure,
+    "predict": osm.predict,
+    "report": osm.analyze,
+    "gate": osm.gate,
+    "edit": osm.edit,
+}
+"""Each verb, and the function that does the same."""
+
+OUTPUT = "where and how the result is shown; a function returns it"
+ONLY_COMMAND = {
+    **dict.fromkeys(("json", "csv", "parquet", "output", "format", "save", "figures", "junit", "github"), OUTPUT),
+    "run": "the page of a run, not of a model",
+    **dict.fromkeys(("max_cosine", "min_effective_rank_share", "max_loss_increase", "rule"), "one entry of `rules`"),
+    **dict.fromkeys(("sharpen", "smooth"), "a word for an `interval`"),
+}
+ONLY_FUNCTION = {
+    **dict.fromkeys(("arch", "inputs"), "an object of Python"),
+    **dict.fromkeys(("progress", "stage"), "a function of Python; the command line shows bars"),
+    "command": "the command line that is running, for the report",
+    "what_ifs": "a report shows those that every layer is asked; `predict` takes them",
+    "solve": "as `what_ifs`",
+}
+RENAMED = {
+    ("predict", "what_if"): "what_ifs",  # an option that is repeated is singular
+    ("report", "targets"): "target",  # a page shows several
+    ("discover", "target"): "model",
+}
+SHOWN = {("inspect", "heads"), ("predict", "heads")}
+"""Switches of one name that say what is printed here and what is computed there: heads are computed by default."""
+DEFAULTS = {
+    ("measure", "metrics"): DEFAULT_METRICS,
+    ("predict", "what_if"): (),
+    ("gate", "tolerance"): 0.02,
+}
+"""Defaults that the command line leaves to the function, so that a file or a table can give another."""
+REQUIRED = inspect.Parameter.empty
+
+
+def of_command(verb: str) -> dict[str, object]:
+    """Options by name with their defaults."""
+    return {option.name: option.default for option in COMMANDS[verb].params}
+
+
+def of_function(verb: str) -> dict[str, object]:
+    """Parameters by name with their defaults; keywords about data are spelled out."""
+    parameters = inspect.signature(PAIRS[verb]).parameters
+    found = {name: parameter.default for name, parameter in parameters.items() if name != "reading"}
+    if "reading" in parameters:
+        found |= {field.name: field.default for field in dataclasses.fields(Reading)}
+    return found
+
+
+@pytest.mark.parametrize("verb", PAIRS)
+def test_a_verb_and_its_function_take_the_same(verb):
+    options = {RENAMED.get((verb, name), name) for name in of_command(verb)} - set(ONLY_COMMAND)
+    parameters = set(of_function(verb)) - (set(ONLY_FUNCTION) - options)
+    assert options == parameters
+
+
+@pytest.mark.parametrize("verb", PAIRS)
+def test_a_verb_and_its_function_have_the_same_defaults(verb):
+    parameters = of_function(verb)
+    for name, default in of_command(verb).items():
+        other = parameters.get(RENAMED.get((verb, name), name), REQUIRED)
+        if other is REQUIRED or (verb, name) in SHOWN or name in ONLY_COMMAND:
+            continue  # of required arguments the command line has the embedded model
+        expected = DEFAULTS.get((verb, name), default)
+        assert other == expected, name
+
+
+def test_every_exception_is_still_needed():
+    options = {name for verb in PAIRS for name in of_command(verb)}
+    parameters = {name for verb in PAIRS for name in of_function(verb)}
+    assert set(ONLY_COMMAND) <= options
+    assert set(ONLY_FUNCTION) <= parameters
+    assert all(name in of_command(verb) for verb, name in (*RENAMED, *SHOWN, *DEFAULTS))
+
+
+def test_keywords_about_data_are_those_of_reading():
+    assert set(ReadingOptions.__annotations__) == {field.name for field in dataclasses.fields(Reading)}
+
+
+def test_all_metrics_are_asked_for_by_one_word_in_both():
+    import torch
+
+    layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    found = osm.measure(model, [torch.randn(1, 5, 16)], metrics="all")
+    assert {"cosine", "effective_rank", "token_norm"} <= {name for name, _ in found.definitions}
+    assert "high_frequency" not in {name for name, _ in found.definitions}  # it needs a grid of patches
