@@ -64,6 +64,21 @@ def trained_by_the_trainer(tmp_path, callback, steps: int, rate: float, model: R
     return trainer
 
 
+def test_the_trainer_logs_the_curves_beside_the_loss(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    torch.manual_seed(0)
+    watch = osm.SmoothingCallback(every=4, batches=[digits(8)[0]])
+    trained_by_the_trainer(tmp_path, watch, 8, 0.01, RowsClassifier(), report_to="tensorboard")
+    (folder,) = {path.parent for path in tmp_path.rglob("events.out.tfevents.*")}  # one run
+    events = EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [2, 4, 6, 8]
+    for name in ("smoothing/cosine/depth_4", "smoothing/hfc_lfc/depth_1", "smoothing/rho_dc/layer_3"):
+        points = events.Scalars(name)
+        assert [event.step for event in points] == [0, 4, 8]
+        assert len({event.value for event in points}) == 3  # it moves while the model learns
+
+
 def test_a_collapsed_run_is_stopped_by_the_callback_at_the_step_of_its_patience(tmp_path):
     torch.manual_seed(0)
     model = RowsClassifier()
