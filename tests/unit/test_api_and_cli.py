@@ -96,3 +96,13 @@ def test_every_exception_is_still_needed():
 
 def test_keywords_about_data_are_those_of_reading():
     assert set(ReadingOptions.__annotations__) == {field.name for field in dataclasses.fields(Reading)}
+
+
+def test_all_metrics_are_asked_for_by_one_word_in_both():
+    import torch
+
+    layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    found = osm.measure(model, [torch.randn(1, 5, 16)], metrics="all")
+    assert {"cosine", "effective_rank", "token_norm"} <= {name for name, _ in found.definitions}
+    assert "high_frequency" not in {name for name, _ in found.definitions}  # it needs a grid of patches

@@ -46,7 +46,7 @@ def measure(
     `max_tokens`, `per_line`, `mean`, `std` and others of `ReadingOptions`. `at` is `stream` (default),
     `norms`, `branches`, `all`, or names of places. `metrics` are names, functions of your own, `steps` (what each sub-block
     and block does: influence and its parts), `attention` (entropy, sinks, rank), or `all`. `prefix_tokens` is `keep` or
-    `drop`. Ctrl-C returns what was measured so far, marked partial. `base` is the model that an adapter was trained on, `dtype`
+    `drop`. Ctrl-C returns what was measured so far, marked partial. `base` is the model that an adapter is for, `dtype`
     what the model runs in and `offload` whether its weights are read block by block meanwhile. A live model's mode, hooks
     and device stay as they are.
 

@@ -264,7 +264,8 @@ def lookup(choices: Choice | Iterable[Choice]) -> tuple[Metric, ...]:
 
 
 def all_metrics() -> dict[str, Metric]:
-    return plugins.fill(METRICS, "metrics", _accepted)  # the table with what plugins add
+    """The table with what plugins add."""
+    return plugins.fill(METRICS, "metrics", _accepted)
 
 
 def _accepted(name: str, value: object) -> Metric:
