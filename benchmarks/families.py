@@ -5,6 +5,7 @@ Claim: of all model types that can be built small and have softmax self-attentio
 
 Writes `src/oversmooth/models/families_table.json`, which `oversmooth architectures` and the docs show. Goes on where it was
 stopped: rows of the same versions are kept. Names of types, libraries or states on the command line are examined again.
+Every model runs in a process of its own with limits on time and memory; what meets a limit is reported as such.
 Run: make families
 """
 
@@ -12,11 +13,14 @@ import importlib
 import inspect
 import json
 import logging
+import multiprocessing
 import re
+import resource
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +34,15 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from oversmooth.errors import NotDiscovered, OversmoothError, RefusedArchitecture, first_line
 from oversmooth.models.discovery.discovery import Discovery
 from oversmooth.models.discovery.known import discovered
-from oversmooth.models.discovery.skeleton import randomise, small_skeletons
+from oversmooth.models.discovery.skeleton import NoModelClass, randomise, small_skeletons
 from oversmooth.models.identify import known_model_types
 from oversmooth.models.stores.module import describe
+from oversmooth.output.whole_files import write_whole
 
 TABLE = Path(oversmooth.__file__).parent / "models/families_table.json"
-CPU_SECONDS = 60
-LARGEST = 4e8
-"""Parameters of a model that is still run."""
+CPU_SECONDS = 30
+BYTES = 8 << 30
+"""Memory of the process that builds and runs a model."""
 SMALL_WORDS = ("test", "femto", "pico", "nano", "xxs", "xxt", "tiny", "xs", "small", "_s", "_t", "mini", "base", "_b")
 ATTENTION_WORDS = ("softmax", "scaled_dot_product_attention")
 
@@ -53,9 +58,6 @@ def examined(ways: Iterator[Callable[[], nn.Module]]) -> dict[str, Any]:
     for build in ways:
         try:
             model = build()
-            if sum(parameter.numel() for parameter in model.parameters()) > LARGEST:
-                failure = failure or "larger than what is run here"
-                continue
             built = True
             return covered(discovered(model, describe(model)))
         except RefusedArchitecture as refusal:
@@ -63,6 +65,8 @@ def examined(ways: Iterator[Callable[[], nn.Module]]) -> dict[str, Any]:
             return {"state": state, "kind": refusal.kind, "reason": refusal.reason}
         except NotDiscovered as error:
             failure = failure or error.found
+        except NoModelClass as error:
+            return {"state": "part", "reason": first_line(error)}
         except OutOfTime:
             return {"state": "not run", "reason": f"more than {CPU_SECONDS} s"}
         except OversmoothError as error:
@@ -113,11 +117,44 @@ def timm_model(name: str) -> nn.Module:
     return model.eval()
 
 
-def work() -> Iterator[tuple[str, str, Callable[[], Iterator[Callable[[], nn.Module]]]]]:
+Ways = Callable[[], Iterator[Callable[[], nn.Module]]]
+
+
+def work() -> Iterator[tuple[str, str, Ways]]:
     for model_type in CONFIG_MAPPING_NAMES:
         yield "transformers", model_type, lambda model_type=model_type: small_skeletons(model_type)
     for family, name in timm_families().items():
         yield "timm", f"{family}: {name}", lambda name=name: iter([lambda: timm_model(name)])
+
+
+def examined_apart(ways: Ways) -> dict[str, Any]:
+    """The row of a model, from a process of its own that may fail without harm."""
+    receive, send = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_examine_within_limits, args=(ways, send))
+    process.start()
+    send.close()
+    try:
+        row: dict[str, Any] = receive.recv()
+    except EOFError:
+        row = {"state": "not run", "reason": f"the process was ended: more than {CPU_SECONDS} s or {BYTES >> 30} GiB"}
+    process.join()
+    return row
+
+
+def _examine_within_limits(ways: Ways, send: Connection) -> None:
+    def stop(*_: object) -> None:
+        raise OutOfTime
+
+    signal.signal(signal.SIGXCPU, stop)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 10))
+    resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+    try:
+        row = examined(ways())
+    except OutOfTime:
+        row = {"state": "not run", "reason": f"more than {CPU_SECONDS} s"}
+    except MemoryError:
+        row = {"state": "not run", "reason": f"more than {BYTES >> 30} GiB"}
+    send.send(row)
 
 
 def main(only: list[str]) -> None:
@@ -128,27 +165,18 @@ def main(only: list[str]) -> None:
     versions = {"transformers": transformers.__version__, "timm": timm.__version__}
     table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     rows = table["rows"] if table.get("versions") == versions else {"transformers": {}, "timm": {}}
-
-    def stop(*_: object) -> None:
-        raise OutOfTime
-
-    signal.signal(signal.SIGPROF, stop)
     declared = set(known_model_types())
     for library, name, ways in work():
         state = rows[library].get(name, {}).get("state")
         if (state and not only) or (only and not any(word in (name, library, state) for word in only)):
             continue
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-        try:
-            row = examined(ways())
-        except OutOfTime:
-            row = {"state": "not run", "reason": f"more than {CPU_SECONDS} s"}
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        row = examined_apart(ways)
         if library == "transformers" and name in declared:
             row["declared"] = True
         rows[library][name] = row
         print(name, row["state"], row.get("kind", ""), str(row.get("error", row.get("reason")))[:150], flush=True)
-        TABLE.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1, sort_keys=True) + "\n")
+        text = json.dumps({"versions": versions, "rows": rows}, indent=1, sort_keys=True) + "\n"
+        write_whole(TABLE, lambda path, text=text: path.write_text(text))
 
 
 if __name__ == "__main__":

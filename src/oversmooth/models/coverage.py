@@ -13,6 +13,7 @@ STATES = {
     "discovered": "found and proved by running",
     "refused": "refused, for a reason of mathematics",
     "no attention": "has no softmax self-attention",
+    "part": "a config without a model of its own: a part of others",
     "not run": "could not be run with made-up inputs here",
     "not built": "could not be built small here",
 }

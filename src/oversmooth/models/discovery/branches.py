@@ -29,10 +29,10 @@ class Branch:
 
 def follow_branch(trace: Trace, value: Product, output: Product) -> Branch | Obstacle:
     """From the output projection to the sum with the residual stream, and what stands in between."""
-    read = value.read.root
+    read, factor = read_by(value)
     norm = next((call for call in reversed(trace.norms) if call.made is read), None)
     streams = [read] if norm is None else [read, norm.read.root]
-    branch = Branch(total=output.made, stream=read, norm_before=None)
+    branch = Branch(total=output.made, stream=read, norm_before=None, factor=factor)
     current = output.made.root
     for _ in range(12):
         following = uses(current)
@@ -51,6 +51,15 @@ def follow_branch(trace: Trace, value: Product, output: Product) -> Branch | Obs
             break
         current = step
     return _no_sum(trace, branch, value, output, current)
+
+
+def read_by(value: Product) -> tuple[Node, float]:
+    """What a value projection reads, and the plain number that multiplies it on the way."""
+    read, factor = value.read.root, 1.0
+    while read.op in ("mul", "div") and len(read.parents) == 1 and read.number is not None:
+        factor *= read.number if read.op == "mul" else 1.0 / read.number
+        read = read.parents[0].root
+    return read, factor
 
 
 def _alpha(total: Node, current: Node) -> float:
@@ -99,7 +108,6 @@ def _step(trace: Trace, branch: Branch, current: Node, following: Sequence[Node]
 
 def _no_sum(trace: Trace, branch: Branch, value: Product, output: Product, current: Node) -> Branch | Obstacle:
     """The branch never meets the stream: cross-attention, something between stream and values, or no skip at all."""
-    kind, where = maker_of(trace, value.read.root)
     maker = next((product for product in trace.products if product.made.root is value.read.root), None)
     inner = next((call for call in trace.norms if call.made is value.read.root), None)
     if maker is None and inner is not None:
@@ -113,11 +121,17 @@ def _no_sum(trace: Trace, branch: Branch, value: Product, output: Product, curre
         return branch  # no skip connection: the branch is the new stream
     total, other = met
     if leads_to(other, value.read.root):
-        words = f"{where} ({kind}) stands between the residual stream and the values of {value.weight}"
-        known = ("norm", "convolution", "gate", "batch norm")
-        return Obstacle(kind=kind if kind in known else "other", where=where, reason=words)
+        return between_stream_and_values(trace, value, value.read.root)
     branch.total, branch.stream = total, other
     return branch
+
+
+def between_stream_and_values(trace: Trace, value: Product, read: Node) -> Obstacle:
+    """What made the features that a value projection reads, where it is no norm of the stream."""
+    kind, where = maker_of(trace, read)
+    words = f"{where} ({kind}) stands between the residual stream and the values of {value.weight}"
+    known = ("norm", "convolution", "gate", "batch norm")
+    return Obstacle(kind=kind if kind in known else "other", where=where, reason=words)
 
 
 def _any_sum(node: Node) -> tuple[Node, Node] | None:
@@ -135,6 +149,6 @@ def _any_sum(node: Node) -> tuple[Node, Node] | None:
 
 
 def reads_the_stream(value: Product, branch: Branch) -> bool:
-    reads = value.read.root
+    reads, _ = read_by(value)
     is_normed = branch.norm_before is not None and branch.norm_before.read.root is branch.stream
     return branch.stream is reads or is_normed or branch.total is branch.stream

@@ -109,6 +109,8 @@ def _refuse(target: str, left_out: Sequence[LeftOut], *, has_softmax: bool) -> N
     own = [one for one in left_out if one.kind not in NOT_SELF_ATTENTION]
     if own:
         raise RefusedArchitecture(target, own[0].reason, kind=own[0].kind)
+    if stage := next((one for one in left_out if one.kind == "stage"), None):
+        raise RefusedArchitecture(target, stage.reason, kind=stage.kind)
     if left_out:
         raise RefusedArchitecture(target, f"it has no self-attention ({left_out[0].reason})", kind="no self-attention")
     reason = "no softmax attention was seen while it ran"

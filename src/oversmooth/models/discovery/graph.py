@@ -1,5 +1,6 @@
 """The tensors of one forward pass and what was made of what."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from oversmooth.models.discovery.operations import SAME_TOKENS
@@ -49,9 +50,9 @@ def uses(node: Node) -> list[Node]:
     return sorted(found.values(), key=lambda child: child.order)
 
 
-def leads_to(start: Node, end: Node) -> bool:
-    """Whether one tensor is computed from another."""
-    waiting, visited = [end], set()
+def leads_to(start: Node, end: Node, *, avoiding: Collection[int] = ()) -> bool:
+    """Whether one tensor is computed from another, other than through the nodes with these identities."""
+    waiting, visited = [end], set(avoiding)
     while waiting:
         node = waiting.pop()
         if node.root is start or node is start:

@@ -4,7 +4,7 @@ residual stream -> norm -> value projection -> attention -> output projection ->
 """
 
 from oversmooth.models.discovery.blocks import FoundLayer, Refused, follow_blocks
-from oversmooth.models.discovery.branches import Branch, follow_branch, reads_the_stream
+from oversmooth.models.discovery.branches import Branch, between_stream_and_values, follow_branch, read_by, reads_the_stream
 from oversmooth.models.discovery.graph import leads_to
 from oversmooth.models.discovery.obstacles import Obstacle, obstacle_of
 from oversmooth.models.discovery.products import Mixing, Product
@@ -30,6 +30,10 @@ def layers_of(trace: Trace) -> tuple[list[FoundLayer], list[Refused]]:
         one = _layer(trace, mixing, output)
         if isinstance(one, FoundLayer):
             found.append(one)
+            if mixing.is_merged:
+                words = f"cross-attention: {mixing.module} also reads another sequence, in the same softmax"
+                obstacle = Obstacle(kind="cross", where=mixing.module, reason=words)
+                refused.append(Refused(module=mixing.module, weight=one.output.weight, obstacle=obstacle))
         else:
             refused.append(one)
     follow_blocks(found, refused, trace)
@@ -58,14 +62,17 @@ def _other_than_self_attention(trace: Trace, mixing: Mixing, value: Product, bra
     """Attention to another sequence, from a few tokens, or between two stages of a model."""
     where = mixing.module
     if not reads_the_stream(value, branch):
-        read = value.read.root
+        read, _ = read_by(value)
         norm = next((call for call in reversed(trace.norms) if call.made is read), None)
-        if leads_to(read if norm is None else norm.read.root, branch.stream):
+        attended = {id(other.made) for other in trace.mixings}
+        if leads_to(read if norm is None else norm.read.root, branch.stream, avoiding=attended):
             words = f"{where} leads from one stage to the next: its skip connection is not the identity"
             return Obstacle(kind="stage", where=where, reason=words)
+        if leads_to(branch.stream, read, avoiding=attended):
+            return between_stream_and_values(trace, value, read)
         words = f"cross-attention: {where} reads its values from another sequence"
         return Obstacle(kind="cross", where=where, reason=words)
-    if mixing.queries < mixing.keys:
+    if mixing.queries < mixing.keys and not mixing.is_merged:
         words = f"{where} pools: {mixing.queries} queries read {mixing.keys} tokens"
         return Obstacle(kind="pooling", where=where, reason=words)
     return None

@@ -1,8 +1,11 @@
 """What keeps an attention from being `A X W_V W_O` with rows that sum to one, and the module that does."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oversmooth.models.discovery.graph import FACTORS, Node, uses
+from oversmooth.models.discovery.graph import FACTORS, SUMS, Node, uses
+from oversmooth.models.discovery.operations import PRODUCTS
 from oversmooth.models.discovery.products import Mixing, Product
 from oversmooth.models.discovery.trace import SHIFT, Trace
 
@@ -12,8 +15,8 @@ class Obstacle:
     """Why an attention is not `W_O A X W_V`, and where."""
 
     kind: str
-    """cross, pooling, stage, channels, heads, sink, gate, norm, convolution, latent, differential, approximate, layout or
-    other."""
+    """cross, pooling, stage, channels, heads, sink, gate, norm, convolution, latent, positions, differential,
+    concatenation, approximate, layout or other."""
     where: str
     """Path of the module that stands in between."""
     reason: str
@@ -50,40 +53,74 @@ def _before_attention(trace: Trace, mixing: Mixing) -> Obstacle:
         "convolution": f"a convolution ({where}) stands between the values and attention",
         "gate": f"{where} multiplies the values by something that depends on the token",
         "batch norm": f"the batch norm {where} stands between the value projection and attention (fold it into the weight)",
+        "positions": f"{where} turns the values by their position (a rotary embedding)",
     }
+    kind = "positions" if _is_turned(mixing.values.root) else kind
     reason = words.get(kind, f"{where} ({kind}) stands between the value projection and attention")
     return Obstacle(kind=kind if kind in words else "other", where=where, reason=reason)
 
 
+def _is_turned(values: Node) -> bool:
+    """Whether values, or some of their channels, are a sum of two products, as cosine and sine make them."""
+    parts = [parent.root for parent in values.parents] if values.op == "cat" else [values]
+    return any(
+        part.op in SUMS and len(part.parents) == 2 and all(parent.root.op in FACTORS for parent in part.parents)
+        for part in parts
+    )
+
+
+STEPS = 40
+"""Operations after attention that are looked at for what stands in the way."""
+
+
 def _after_attention(trace: Trace, mixing: Mixing) -> Obstacle:
-    """What stands between attention and the next projection."""
-    seen: list[Node] = []
-    current = mixing.made.root
-    for norm in trace.norms:
-        if norm.read is current:
-            words = f"the norm {norm.path} stands between attention and the output projection"
-            return Obstacle(kind="norm", where=norm.path, reason=words)
-    for use in uses(current):
-        seen.append(use)
-        where = use.module or mixing.module
-        if use.op in FACTORS:
-            gate = [parent for parent in use.parents if parent.root is not current]
-            if not gate or gate[0].parameter:
-                continue
+    """What stands between attention and the next projection: the first such thing on the way."""
+    waiting, seen = [mixing.made.root], [mixing.made.root]
+    read = {id(norm.read): norm for norm in reversed(trace.norms) if norm.read.order >= mixing.made.order}
+    while waiting and len(seen) < STEPS:
+        current = waiting.pop(0)
+        if id(current) in read:
+            words = f"the norm {read[id(current)].path} stands between attention and the output projection"
+            return Obstacle(kind="norm", where=read[id(current)].path, reason=words)
+        for use in uses(current):
+            found = _in_the_way(use, current, use.module or mixing.module)
+            if found is not None:
+                return found
+            if use.op not in PRODUCTS and not any(use.root is other for other in seen):
+                seen.append(use.root)
+                waiting.append(use.root)
+    return _nothing_reads(mixing, seen[1:])
+
+
+def _in_the_way(use: Node, attention: Node, where: str) -> Obstacle | None:
+    """What an operation on the result of attention is, where it is no move."""
+    if use.op in FACTORS:
+        gate = [parent for parent in use.parents if parent.root is not attention]
+        if gate and not gate[0].parameter and math.prod(gate[0].shape) > 1:
             words = f"a gate in {where} multiplies the output of attention, token by token"
             return Obstacle(kind="gate", where=where, reason=words)
-        if use.op in ("sub", "sub_"):
-            words = f"{where} subtracts one attention from another (differential attention)"
-            return Obstacle(kind="differential", where=where, reason=words)
-        if use.op == "convolution":
-            words = f"a convolution ({where}) stands between attention and the output projection"
-            return Obstacle(kind="convolution", where=where, reason=words)
+    if use.op in ("sub", "sub_"):
+        words = f"{where} subtracts one attention from another (differential attention)"
+        return Obstacle(kind="differential", where=where, reason=words)
+    if use.op == "convolution":
+        words = f"a convolution ({where}) stands between attention and the output projection"
+        return Obstacle(kind="convolution", where=where, reason=words)
+    return None
+
+
+def _nothing_reads(mixing: Mixing, seen: Sequence[Node]) -> Obstacle:
+    where = mixing.module
     if mixing.queries != mixing.keys:
-        words = f"{mixing.module} pools: {mixing.queries} queries read {mixing.keys} tokens"
-        return Obstacle(kind="pooling", where=mixing.module, reason=words)
-    names = ", ".join(dict.fromkeys(f"{use.op} in {use.module or 'the model'}" for use in seen[:3])) or "nothing"
-    words = f"no projection reads the attention of {mixing.module} directly: {names} comes first"
-    return Obstacle(kind="other", where=mixing.module, reason=words)
+        words = f"{where} pools: {mixing.queries} queries read {mixing.keys} tokens"
+        return Obstacle(kind="pooling", where=where, reason=words)
+    beside = next((node for node in seen if node.op == "cat"), None)
+    if beside is not None:
+        where = beside.module or where
+        words = f"{where} puts something else beside the attention of {mixing.module} before the output projection"
+        return Obstacle(kind="concatenation", where=where, reason=words)
+    names = ", ".join(dict.fromkeys(f"{node.op} in {node.module or 'the model'}" for node in seen[:3])) or "nothing"
+    words = f"no projection reads the attention of {where} directly: {names} comes first"
+    return Obstacle(kind="other", where=where, reason=words)
 
 
 def maker_of(trace: Trace, node: Node) -> tuple[str, str]:

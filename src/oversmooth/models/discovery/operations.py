@@ -26,3 +26,5 @@ FACTORIES = _names("zeros empty zeros_like empty_like new_zeros new_empty full n
 SOFTMAX = _names("_softmax _safe_softmax")
 ALTERING = _names("add add_ sub sub_ mul mul_ div div_ native_layer_norm native_batch_norm")
 """Operations between attention maps that leave them attention maps, of another kind."""
+PRODUCTS = _names("mm addmm bmm baddbmm convolution")
+"""Operations that make every number out of many."""

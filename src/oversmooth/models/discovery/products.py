@@ -54,6 +54,8 @@ class Mixing:
     row_sums: tuple[float, float]
     """Smallest and largest sum of a row of the probabilities."""
     is_causal: bool = False
+    is_merged: bool = False
+    """Whether the same softmax also reads another sequence, whose values the same weight makes."""
 
     @property
     def channels(self) -> int:
@@ -165,7 +167,9 @@ def mixing_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node
         codes = codes[None] if codes.ndim == 2 else codes
     over_channels = False
     value_codes = None
+    own = None if codes is None else _of_own_sequence(trace, codes, weights.shape[-2])
     if codes is not None and codes.numel():
+        codes = codes if own is None else own
         value_codes = codes.amax(1)
         same = (codes == value_codes[:, None]) | (codes < 0)
         over_channels = not bool(same.all())
@@ -181,7 +185,8 @@ def mixing_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node
         queries=weights.shape[-2],
         keys=mixed.shape[-2],
         row_sums=_row_sums(weights),
-        is_causal=_is_causal(weights),
+        is_causal=_is_causal(weights if own is None else weights[..., : weights.shape[-2]]),
+        is_merged=own is not None,
     )
     shape = made.mT.shape if is_turned else made.shape
     items = shape[0] if len(shape) == 3 else 1
@@ -189,6 +194,23 @@ def mixing_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node
     shadow = shadow.expand(items, shape[-2], shape[-1]).reshape(shape)
     trace.set_codes(made, shadow.mT if is_turned else shadow)
     return mixing
+
+
+def _of_own_sequence(
+    trace: "Trace", codes: Float[Tensor, "item key channel"], queries: int
+) -> Float[Tensor, "item key channel"] | None:
+    """Codes of values that one weight made of several sequences, as if all were of the one with a key for every query.
+
+    `None` where the values are of one sequence, or of different weights.
+    """
+    numbers = torch.div(codes, 2.0**32, rounding_mode="floor")
+    found = numbers.unique().long().tolist()
+    sources = [trace.sources[number] for number in found if number >= 0]
+    if len(found) < 2 or len(sources) != len(found) or len({getattr(one, "weight", one) for one in sources}) > 1:
+        return None
+    sizes = {number: int((numbers[0, :, 0] == number).sum()) for number in found}
+    own = next((number for number in found if sizes[number] == queries), None)
+    return None if own is None else own * 2.0**32 + codes % 2.0**32
 
 
 def _row_sums(weights: Float[Tensor, "*item query key"]) -> tuple[float, float]:

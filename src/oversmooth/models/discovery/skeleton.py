@@ -5,6 +5,7 @@ depth, vocabulary, experts and the feed-forward. `tiny` shrinks widths too, for 
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -96,6 +97,15 @@ LENGTHS = {
 }
 """How much is fed."""
 
+OPEN: Mapping[str, Any] = {
+    **_each("n_routed_experts num_experts num_local_experts", 4),
+    **_each("num_experts_per_tok top_k_experts", 2),
+    **_each("n_group topk_group n_shared_experts", 1),
+    **_each("moe_intermediate_size vocab_size", 64),
+    "mlp_layer_types": ["sparse"] * DEPTH,
+}
+"""Fields that some default configs leave at `None` although their models need them."""
+
 PLACES_OF_ATTENTION: Mapping[str, Any] = {
     **dict.fromkeys(("attn_layer_indices", "hybrid_layer_ids", "full_attn_idxs", "attention_layers_idx"), (1,)),
     "attn_layer_period": 2,
@@ -123,7 +133,33 @@ def shrunk(config: Any, table: Mapping[str, Any]) -> Any:
         elif name.endswith(MEANINGS) and isinstance(part, int) and part >= 256:
             setattr(config, name, 255 - sum(map(ord, name)) % 40)
     _per_layer(config)
+    _rotary_sections(config)
     return config
+
+
+def filled(config: Any) -> Any:
+    """The config with numbers where its defaults leave open what a model cannot be built without."""
+    for part in list(vars(config).values()):
+        if hasattr(part, "model_type") and hasattr(part, "to_dict"):
+            filled(part)
+    for name, value in OPEN.items():
+        if getattr(config, name, ...) is None:
+            setattr(config, name, value)
+    return config
+
+
+def _rotary_sections(config: Any) -> None:
+    """Positions in time, height and width share the channels of a head."""
+    named = getattr(config, "rope_parameters", None)
+    if not isinstance(named, dict):
+        return
+    for rotary in (named, *(part for part in named.values() if isinstance(part, dict))):
+        if "mrope_section" not in (*rotary, *getattr(config, "ignore_keys_at_rope_validation", ())):
+            continue
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        half = int(width * (rotary.get("partial_rotary_factor") or 1)) // 2
+        if sum(rotary.get("mrope_section") or ()) != half:
+            rotary["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
 
 
 def _set(config: Any, name: str, value: Any, old: Any) -> None:
@@ -168,6 +204,8 @@ def scaled(config: Any) -> Any:
 HEADS = tuple(name for name, value in WIDTHS.items() if value == 4)
 FIXED = (*(name for name, value in WIDTHS.items() if value in (8, 12, 16)), "qk_rope_head_dim")
 """Sizes inside a head, and ranks."""
+LARGEST = 3e7
+"""Parameters of a model that counts as small."""
 TINY = {**DEPTHS, **BREADTHS, **WIDTHS, **LENGTHS}
 """For a model of a family as such."""
 FEW = {
@@ -196,8 +234,18 @@ def small_skeletons(model_type: str) -> Iterator[Callable[[], nn.Module]]:
         return CONFIG_MAPPING[model_type](**WORKING.get(model_type, {}))
 
     yield lambda: built(shrunk(config(), TINY))
-    yield lambda: built(scaled(shrunk(config(), FEW)))
-    yield lambda: built(shrunk(config(), FEW))
+    yield lambda: built(shrunk(filled(config()), TINY))
+    yield lambda: built(_that_fits(scaled(shrunk(config(), FEW))))
+    yield lambda: built(_that_fits(shrunk(config(), FEW)))
+
+
+def _that_fits(config: Any) -> Any:
+    """A config whose model, counted without memory for it, is small."""
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in _model_of(config).parameters())
+    if parameters > LARGEST:
+        raise ValueError(f"its smallest model has {parameters / 1e6:.0f} million parameters")
+    return config
 
 
 def layout_skeleton(config: Mapping[str, Any]) -> nn.Module:
@@ -211,17 +259,16 @@ def layout_skeleton(config: Mapping[str, Any]) -> nn.Module:
 
 def built(config: Any, model_class: Any = None) -> nn.Module:
     """The model of a config with random weights, every one of them different from every other."""
-    from transformers import AutoModel
-
     torch.manual_seed(0)
-    if model_class is not None:
-        model = model_class(config)
-    elif type(config) in AutoModel._model_mapping:
-        model = AutoModel.from_config(config)
-    else:
-        model = _class_of(config)(config)
+    model: nn.Module = _model_of(config) if model_class is None else model_class(config)
     randomise(model)
     return model.eval()
+
+
+def _model_of(config: Any) -> Any:
+    from transformers import AutoModel
+
+    return AutoModel.from_config(config) if type(config) in AutoModel._model_mapping else _class_of(config)(config)
 
 
 def _class_of(config: Any) -> Any:
@@ -232,14 +279,23 @@ def _class_of(config: Any) -> Any:
     found: list[Any] = [
         value
         for value in vars(module).values()
-        if isinstance(value, type)
-        and issubclass(value, PreTrainedModel)
-        and getattr(value, "config_class", None) is type(config)
+        if isinstance(value, type) and issubclass(value, PreTrainedModel) and _takes(value, type(config))
     ]
     found = [value for value in found if not value.__name__.endswith("PreTrainedModel")]
     if not found:
-        raise ValueError(f"no model class takes a {type(config).__name__}")
+        raise NoModelClass(f"no model class takes a {type(config).__name__}: it is a part of other models")
     return min(found, key=lambda value: ("For" in value.__name__, len(value.__name__)))
+
+
+class NoModelClass(ValueError):
+    """A config without a model of its own."""
+
+
+def _takes(model_class: Any, config_class: type) -> bool:
+    """Whether a model is built from a config of a class, by its own word or by the annotation of its `__init__`."""
+    annotated = inspect.signature(model_class.__init__).parameters.get("config")
+    said = "" if annotated is None else annotated.annotation
+    return getattr(model_class, "config_class", None) is config_class or said in (config_class, config_class.__name__)
 
 
 def randomise(model: nn.Module) -> None:

@@ -55,13 +55,29 @@ def shared(paths: Sequence[Sequence[str]]) -> list[str]:
 
 
 def labels_of(templates: Sequence[str]) -> list[str]:
-    """What tells the stacks apart, as short as possible: nothing where there is one."""
+    """What tells the stacks apart, as short as possible: nothing where there is one.
+
+    >>> labels_of(["encoder.text_model.layers.{i}", "encoder.vision_tower.layers.{i}", "decoder.layers.{i}"])
+    ['text', 'vision', 'decoder']
+    """
     if len(templates) == 1:
         return [""]
+    found = _first_difference(templates)
+    for label in dict.fromkeys(found):
+        alike = [place for place, other in enumerate(found) if other == label]
+        if 1 < len(alike) < len(found):
+            inner = labels_of([templates[place] for place in alike])
+            is_enough = not set(inner) & set(found)
+            for place, own in zip(alike, inner, strict=True):
+                found[place] = own if is_enough else f"{label}.{own}"
+    return found if len(set(found)) == len(found) else [template.replace(".{i}", "") for template in templates]
+
+
+def _first_difference(templates: Sequence[str]) -> list[str]:
+    """The first part of each path in which they differ."""
     split = [re.split(r"[.,]", template) for template in templates]
     front = len(shared(split))
     found = [part[front] if len(part) > front else part[-1] for part in split]
     if any(label.isdigit() or label == "{i}" for label in found) and front:
         found = [f"{split[0][front - 1]}.{label}" for label in found]
-    found = [re.sub(r"(?<=.)_(model|tower|transformer)$", "", label).replace(".{i}", "") for label in found]
-    return found if len(set(found)) == len(found) else [template.replace(".{i}", "") for template in templates]
+    return [re.sub(r"(?<=.)_(model|tower|transformer)$", "", label).replace(".{i}", "") for label in found]

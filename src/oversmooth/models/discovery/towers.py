@@ -1,6 +1,6 @@
 """Composite models: every tower that the whole does not run on its example is run by itself."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,15 +32,27 @@ def watch(model: nn.Module, config: Mapping[str, Any]) -> tuple[Discovery, Mappi
         if path in reached:
             continue
         try:
-            parts.append((path, _watch_one(tower, dict(tower.config.to_dict()), target)[0]))
+            part, _ = _watch_one(tower, dict(tower.config.to_dict()), target)
+            parts.append((path, part))
+            reached |= {f"{path}.{inner}".rstrip(".") for inner in part.reached}
         except RefusedArchitecture as error:
             left_out.append(LeftOut(where=path, kind=error.kind, reason=error.reason))
+            reached |= {inner for inner, _ in towers_of(model) if inner.startswith(f"{path}.")}
         except NotDiscovered as error:
             left_out.append(LeftOut(where=path, kind="not run", reason=error.found))
     if not parts:
         assert failed is not None, "a model that was not found has a reason"
         raise _refusal(target, failed, left_out)
-    return joined(target, parts, left_out), fed
+    return joined(target, parts, _without_wrappers(left_out, reached)), fed
+
+
+def _without_wrappers(left_out: Sequence[LeftOut], reached: Collection[str]) -> list[LeftOut]:
+    """A tower that does not run by itself is not left out where the towers inside of it were run."""
+    return [
+        one
+        for one in left_out
+        if one.kind != "not run" or not any(path.startswith(f"{one.where}.") for path in reached)
+    ]
 
 
 def _refusal(target: str, failed: OversmoothError, left_out: Sequence[LeftOut]) -> OversmoothError:
@@ -54,14 +66,15 @@ def _refusal(target: str, failed: OversmoothError, left_out: Sequence[LeftOut]) 
 
 
 def towers_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The models inside a model of transformers that have a config of their own, outermost first."""
-    own = getattr(model, "config", None)
-    found: list[str] = []
+    """The models inside a model of transformers that have a config of their own, each before those inside of it."""
+    configs = {"": getattr(model, "config", None)}
     for path, part in model.named_modules():
         config = getattr(part, "config", None)
-        is_model = path and hasattr(part, "main_input_name") and hasattr(config, "to_dict") and config is not own
-        if is_model and not any(path.startswith(f"{outer}.") for outer in found):
-            found.append(path)
+        if not path or not hasattr(part, "main_input_name") or not hasattr(config, "to_dict"):
+            continue
+        outer = max((other for other in configs if f"{path}.".startswith(f"{other}." if other else "")), key=len)
+        if config is not configs[outer]:
+            configs[path] = config
             yield path, part
 
 
@@ -88,7 +101,7 @@ def joined(target: str, parts: Sequence[tuple[str, Discovery]], left_out: Sequen
         replace(arch, stack=label, name=f"{target}.{label}" if label else target)
         for arch, label in zip(archs, labels, strict=True)
     )
-    inner = [replace(one, where=f"{path}.{one.where}".strip(".")) for path, part in parts for one in part.left_out]
+    inner = [_named_in_full(path, one) for path, part in parts for one in part.left_out]
     return Discovery(
         target=target,
         archs=named,
@@ -97,6 +110,13 @@ def joined(target: str, parts: Sequence[tuple[str, Discovery]], left_out: Sequen
         forward_passes=sum(part.forward_passes for _, part in parts),
         reached=frozenset().union(*(part.reached for _, part in parts)),
     )
+
+
+def _named_in_full(path: str, one: LeftOut) -> LeftOut:
+    if not path:
+        return one
+    where = f"{path}.{one.where}".rstrip(".")
+    return replace(one, where=where, reason=one.reason.replace(one.where, where) if one.where else one.reason)
 
 
 def _under(path: str, arch: Arch) -> Arch:
@@ -127,5 +147,8 @@ def kind_of(inputs: Mapping[str, Tensor]) -> str:
     """What the inputs are: text, image or audio."""
     if any(name in inputs for name in ("input_values", "input_features")):
         return "audio"
-    images = [value for name, value in inputs.items() if name in ("", "pixel_values") and value.ndim > 3]
-    return "image" if images and "input_ids" not in inputs else "text"
+    if "input_ids" in inputs:
+        return "text"
+    has_grid = "grid_thw" in inputs  # patches that were cut out beforehand
+    is_image = has_grid or any(name.startswith("pixel_values") for name in inputs)
+    return "image" if is_image or ("" in inputs and inputs[""].ndim > 3) else "text"

@@ -269,6 +269,8 @@ def _move(func: Any, op: str, args: Any, kwargs: dict[str, Any], like: Tensor) -
         return [args[0].expand(like.shape)]
     if op == "constant_pad_nd":
         return [func(args[0], args[1], NOTHING)]
+    if op == "im2col":  # it pads with zeros
+        return [func(args[0] - NOTHING, *args[1:]) + NOTHING]
     moved = func(*args, **{name: value for name, value in kwargs.items() if name not in ("dtype", "device", "layout")})
     return [moved] if isinstance(moved, Tensor) else list(moved)
 
