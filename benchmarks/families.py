@@ -58,6 +58,11 @@ def examined(ways: Iterator[Callable[[], nn.Module]]) -> dict[str, Any]:
     for build in ways:
         try:
             model = build()
+            if type(model).forward is nn.Module.forward:
+                return {
+                    "state": "part",
+                    "reason": f"{type(model).__name__} cannot be called: it is a part of other models",
+                }
             built = True
             return covered(discovered(model, describe(model)))
         except RefusedArchitecture as refusal:

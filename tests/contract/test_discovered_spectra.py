@@ -45,9 +45,9 @@ TYPES = (
     *("glm", "glm4", "gpt-sw3", "helium", "hunyuan_v1_dense", "ijepa", "mlcd", "mpt", "olmo", "persimmon", "phimoe"),
     *("seed_oss", "vit_msn", "vitdet", "xglm", "yolos"),
 )
-LONG = ("yolos",)
-"""Types whose smallest images make thousands of tokens: minutes for the brute force."""
-SAMPLE = random.Random(0).sample(sorted(set(TYPES) - set(LONG)), 4)
+
+
+SAMPLE = random.Random(0).sample(sorted(set(TYPES)), 4)
 EACH = [case if case in SAMPLE else pytest.param(case, marks=pytest.mark.slow) for case in TYPES]
 
 

@@ -174,6 +174,8 @@ def _value_bias(
 
 def _vector(name: str, length: int, read: Callable[[str], Tensor]) -> Float[Tensor, " length"]:
     vector = read(name)
+    if vector.ndim > 1 and max(vector.shape) == vector.numel():
+        vector = vector.flatten()  # (d_model, 1, 1), as convolutional models keep their gains
     if tuple(vector.shape) != (length,):
         raise ConfigMismatch("the width", f"{length} numbers, as the matrix beside it", tuple(vector.shape), name)
     return vector

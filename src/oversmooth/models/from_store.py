@@ -45,11 +45,36 @@ def config_of(source: Source, *, trust_remote_code: bool = False) -> Any:
     """The config that transformers builds the model from, without what it says of packed weights."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(
-        source.place, trust_remote_code=trust_remote_code, **source.origin()
-    )
+    model_type = unnamed_type(source)
+    if model_type:
+        config = transformers.CONFIG_MAPPING[model_type].from_dict(dict(source.config))
+    else:
+        config = transformers.AutoConfig.from_pretrained(
+            source.place, trust_remote_code=trust_remote_code, **source.origin()
+        )
     _forget_quantisation(config)
     return config
+
+
+def unnamed_type(source: Source) -> str | None:
+    """The model type of a checkpoint whose config does not name one: as its user, its class or its tensors say.
+
+    `None` where the config does, or where nothing settles it. Sizes are not guessed: a config that does not state the
+    heads is not run.
+    """
+    import transformers
+
+    if source.gguf_file or source.kind == "gguf":
+        return None
+    written, _ = transformers.PretrainedConfig.get_config_dict(source.place, **source.origin())
+    if "model_type" in written:
+        return None
+    classes = [getattr(transformers, name, None) for name in written.get("architectures") or ()]
+    named = [model_class.config_class.model_type for model_class in classes if model_class is not None]
+    stacks = source.stacks()
+    types = [source.config.get("model_type"), *named, *(kind for stack in stacks for kind in stack.arch.model_types)]
+    found = next((kind for kind in types if kind in transformers.CONFIG_MAPPING), None)
+    return found if all(stack.sizes.n_heads for stack in stacks) else None
 
 
 def _state(source: Source, dtype: torch.dtype) -> dict[str, Tensor]:

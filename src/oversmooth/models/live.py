@@ -12,7 +12,7 @@ from torch import nn
 
 from oversmooth.errors import DeviceUnavailable, MissingDependency, NotLive, OversmoothError, first_line, whole_message
 from oversmooth.models.completeness import load_completely, require_complete
-from oversmooth.models.from_store import is_made_by_us, load_from_store
+from oversmooth.models.from_store import config_of, is_made_by_us, load_from_store, unnamed_type
 from oversmooth.models.offload import load_offloaded, must_offload
 from oversmooth.models.source import Source
 
@@ -58,11 +58,13 @@ def _built_by_transformers(
     if is_made_by_us(source):
         return load_from_store(source, source.dtype or torch.float32, trust_remote_code=trust_remote_code)
     stored = torch.float32 if source.gguf_file else "auto"
+    config = {"config": config_of(source)} if unnamed_type(source) else {}
     found: tuple[nn.Module, Mapping[str, Any]] = transformers.AutoModel.from_pretrained(
         source.place,
         dtype=source.dtype or stored,
         trust_remote_code=trust_remote_code,
         **source.origin(),
+        **config,
         ignore_mismatched_sizes=True,  # they are refused by our own check, by name
         output_loading_info=True,
     )

@@ -79,7 +79,9 @@ def _images(sizes: Sizes) -> Iterator[Tensor]:
     yield sizes.floats(1, sizes.channels, frames, sizes.side, sizes.side)
     yield sizes.floats(1, 16, sizes.channels * sizes.patch**2)
     yield sizes.floats(16, sizes.channels * sizes.get("temporal_patch_size", default=1) * sizes.patch**2)
+    yield sizes.floats(16, sizes.channels, sizes.patch, sizes.patch)
     yield sizes.floats(1, 1, sizes.channels, sizes.side, sizes.side)
+    yield sizes.floats(1, 2, sizes.channels, sizes.side, sizes.side)
     yield sizes.floats(1, sizes.side, sizes.side, sizes.channels)
 
 
@@ -88,6 +90,8 @@ def _patches(sizes: Sizes) -> Iterator[Tensor]:
     yield sizes.floats(16, sizes.channels * temporal * sizes.patch**2)
     yield sizes.floats(16, sizes.width)
     yield sizes.floats(1, TOKENS, sizes.width)
+    yield sizes.floats(1, 64, sizes.get("input_dim", default=16))
+    yield sizes.floats(1, sizes.channels, sizes.side, sizes.side)
 
 
 def _sounds(sizes: Sizes) -> Iterator[Tensor]:
@@ -98,6 +102,8 @@ def _sounds(sizes: Sizes) -> Iterator[Tensor]:
         yield sizes.floats(1, frames, bins)
     yield sizes.floats(1, 1, 64, bins)
     yield sizes.floats(1, length or 64, bins)
+    for usual in (128, 80):  # of models whose config does not say it
+        yield sizes.floats(1, 64, usual)
 
 
 def _waves(sizes: Sizes) -> Iterator[Tensor]:
@@ -133,6 +139,7 @@ def _ids(sizes: Sizes) -> Iterator[Tensor]:
     codebooks = sizes.get("num_codebooks", "n_codebooks", default=4)
     yield sizes.ids(TOKENS * codebooks).reshape(1, TOKENS, codebooks)
     yield sizes.ids(TOKENS * codebooks).reshape(1, codebooks, TOKENS)
+    yield sizes.ids(TOKENS * (codebooks + 1)).reshape(1, TOKENS, codebooks + 1)
 
 
 def _one(make: Callable[[Sizes], Tensor]) -> Maker:
@@ -181,6 +188,19 @@ MAKERS: Mapping[str, Maker] = {
         )
     ),
     "query_embeds": _one(lambda sizes: sizes.floats(1, 6, sizes.width)),
+    "context": _one(lambda sizes: sizes.floats(1, TOKENS, sizes.width)),
+    "flattened_patches": _one(lambda sizes: sizes.floats(1, 16, 2 + sizes.channels * sizes.patch**2)),
+    "audio_input_ids": _one(lambda sizes: sizes.ids(TOKENS * 4).reshape(1, TOKENS, 4)),
+    "num_patches": _one(lambda sizes: torch.tensor(TOKENS - 4)),
+    "input_features_mask": _one(lambda sizes: torch.ones(1, 64, dtype=torch.long)),
+    "audio_mel": _one(lambda sizes: sizes.floats(1, 64, sizes.get("input_feat_size", default=128))),
+    "audio_mel_mask": _one(lambda sizes: torch.zeros(1, 64, dtype=torch.bool)),
+    "states": _one(lambda sizes: sizes.floats(1, TOKENS, sizes.get("state_dim", default=8))),
+    "actions": _one(lambda sizes: sizes.floats(1, TOKENS, sizes.get("act_dim", default=8))),
+    "rewards": _one(lambda sizes: sizes.floats(1, TOKENS, 1)),
+    "returns_to_go": _one(lambda sizes: sizes.floats(1, TOKENS, 1)),
+    "timesteps": _one(lambda sizes: torch.arange(TOKENS)[None]),
+    "spectrogram": _one(lambda sizes: sizes.floats(1, 64, sizes.get("model_in_dim", "num_mel_bins", default=16))),
 }
 """Name of an argument to the shapes that models accept under it, the likeliest first."""
 MASKS_OF_TEXT = ("attention_mask", "position_ids")

@@ -9,6 +9,9 @@ from oversmooth.models.discovery.obstacles import Obstacle, maker_of
 from oversmooth.models.discovery.products import Product
 from oversmooth.models.discovery.trace import Trace
 
+ROUTING = ("index_add", "index_add_", "scatter_add", "scatter_add_", "index_put", "index_put_")
+"""Operations that put together what different experts made of different tokens."""
+
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Branch:
@@ -68,10 +71,13 @@ def _alpha(total: Node, current: Node) -> float:
 
 
 def _other(total: Node, current: Node, streams: Sequence[Node]) -> Node | None:
-    """The stream that a sum adds to, if it adds to one."""
+    """The stream that a sum adds to, if it adds to one; a skip connection times one is a skip connection."""
     for parent in total.parents:
-        if parent.root is not current and any(parent.root is stream for stream in streams):
-            return parent.root
+        added = parent.root
+        while added.op in ("mul", "div") and len(added.parents) == 1 and added.number == 1.0:
+            added = added.parents[0].root
+        if parent.root is not current and any(added is stream for stream in streams):
+            return added
     return None
 
 
@@ -120,6 +126,10 @@ def _no_sum(trace: Trace, branch: Branch, value: Product, output: Product, curre
     if met is None:
         return branch  # no skip connection: the branch is the new stream
     total, other = met
+    if other is value.read.root or (inner is not None and inner.read.root is other):
+        where = current.module or "the model"
+        words = f"{where} ({current.op}) stands between {output.weight} and the residual stream"
+        return Obstacle(kind="routed" if current.op in ROUTING else "other", where=where, reason=words)
     if leads_to(other, value.read.root):
         return between_stream_and_values(trace, value, value.read.root)
     branch.total, branch.stream = total, other

@@ -4,7 +4,13 @@ residual stream -> norm -> value projection -> attention -> output projection ->
 """
 
 from oversmooth.models.discovery.blocks import FoundLayer, Refused, follow_blocks
-from oversmooth.models.discovery.branches import Branch, between_stream_and_values, follow_branch, read_by, reads_the_stream
+from oversmooth.models.discovery.branches import (
+    Branch,
+    between_stream_and_values,
+    follow_branch,
+    read_by,
+    reads_the_stream,
+)
 from oversmooth.models.discovery.graph import leads_to
 from oversmooth.models.discovery.obstacles import Obstacle, obstacle_of
 from oversmooth.models.discovery.products import Mixing, Product

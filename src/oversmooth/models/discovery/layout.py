@@ -39,6 +39,10 @@ class Irregular(Exception):
 
 def layout_of(trace: Trace, layer: FoundLayer) -> Layout | Obstacle:
     """The storage of a layer, or why it cannot be said."""
+    read, made = layer.value.columns.shape[-1], len(layer.output.rows)
+    if read != made:
+        words = f"{layer.output.weight} leads from one stage of width {read} to the next of width {made}"
+        return Obstacle(kind="stage", where=layer.output.weight.rpartition(".")[0], reason=words)
     try:
         return _layout(trace, layer)
     except Irregular as error:

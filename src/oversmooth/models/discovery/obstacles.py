@@ -16,7 +16,7 @@ class Obstacle:
 
     kind: str
     """cross, pooling, stage, channels, heads, sink, gate, norm, convolution, latent, positions, differential,
-    concatenation, approximate, layout or other."""
+    concatenation, routed, approximate, layout or other."""
     where: str
     """Path of the module that stands in between."""
     reason: str
@@ -129,5 +129,7 @@ def maker_of(trace: Trace, node: Node) -> tuple[str, str]:
         if norm.made is node:
             return "norm", norm.path
     named = {"convolution": "convolution", **dict.fromkeys(FACTORS, "gate")}
-    kind = "batch norm" if "batch_norm" in node.op else named.get(node.op, node.op)
+    makers = [node, *(parent.root for parent in node.parents if node.op in SUMS)]  # a convolution beside a skip
+    is_convolved = any(maker.op == "convolution" for maker in makers)
+    kind = "batch norm" if "batch_norm" in node.op else "convolution" if is_convolved else named.get(node.op, node.op)
     return kind, node.module or "the model"
