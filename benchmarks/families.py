@@ -41,6 +41,7 @@ from oversmooth.output.whole_files import write_whole
 
 TABLE = Path(oversmooth.__file__).parent / "models/families_table.json"
 CPU_SECONDS = 30
+WALL_SECONDS = 240
 BYTES = 8 << 30
 """Memory of the process that builds and runs a model."""
 SMALL_WORDS = ("test", "femto", "pico", "nano", "xxs", "xxt", "tiny", "xs", "small", "_s", "_t", "mini", "base", "_b")
@@ -139,7 +140,11 @@ def examined_apart(ways: Ways) -> dict[str, Any]:
     process.start()
     send.close()
     try:
-        row: dict[str, Any] = receive.recv()
+        has_answer = receive.poll(WALL_SECONDS)
+        row: dict[str, Any] = (
+            receive.recv() if has_answer else {"state": "not run", "reason": f"more than {WALL_SECONDS} s"}
+        )
+        process.kill()
     except EOFError:
         row = {"state": "not run", "reason": f"the process was ended: more than {CPU_SECONDS} s or {BYTES >> 30} GiB"}
     process.join()

@@ -80,6 +80,8 @@ def _images(sizes: Sizes) -> Iterator[Tensor]:
     yield sizes.floats(1, 16, sizes.channels * sizes.patch**2)
     yield sizes.floats(16, sizes.channels * sizes.get("temporal_patch_size", default=1) * sizes.patch**2)
     yield sizes.floats(16, sizes.channels, sizes.patch, sizes.patch)
+    yield sizes.floats(16, 2 * sizes.channels * sizes.patch**2)
+    yield sizes.floats(1, 16, sizes.channels, sizes.patch, sizes.patch)
     yield sizes.floats(1, 1, sizes.channels, sizes.side, sizes.side)
     yield sizes.floats(1, 2, sizes.channels, sizes.side, sizes.side)
     yield sizes.floats(1, sizes.side, sizes.side, sizes.channels)
@@ -191,6 +193,11 @@ MAKERS: Mapping[str, Maker] = {
     "context": _one(lambda sizes: sizes.floats(1, TOKENS, sizes.width)),
     "flattened_patches": _one(lambda sizes: sizes.floats(1, 16, 2 + sizes.channels * sizes.patch**2)),
     "audio_input_ids": _one(lambda sizes: sizes.ids(TOKENS * 4).reshape(1, TOKENS, 4)),
+    "tgt_sizes": _one(lambda sizes: torch.tensor([[4, 4]])),
+    "aspect_ratio_ids": _one(lambda sizes: torch.ones(1, 1, dtype=torch.long)),
+    "aspect_ratio_mask": _one(lambda sizes: torch.ones(1, 1, sizes.get("max_num_tiles", default=4), dtype=torch.long)),
+    "visual_feats": _one(lambda sizes: sizes.floats(1, 4, sizes.get("visual_feat_dim", default=8))),
+    "visual_pos": _one(lambda sizes: sizes.floats(1, 4, sizes.get("visual_pos_dim", default=4))),
     "num_patches": _one(lambda sizes: torch.tensor(TOKENS - 4)),
     "input_features_mask": _one(lambda sizes: torch.ones(1, 64, dtype=torch.long)),
     "audio_mel": _one(lambda sizes: sizes.floats(1, 64, sizes.get("input_feat_size", default=128))),
@@ -257,38 +264,14 @@ def transformers_examples(model: nn.Module, config: Mapping[str, Any], seed: int
                 yield {**base, **more}
 
 
-SIDE_INPUTS = (
-    "bbox",
-    "encoder_hidden_states",
-    "image_sizes",
-    "spatial_shapes",
-    "pixel_attention_mask",
-    "grid_thw",
-    "pixel_position_ids",
-    "feature_lens",
-    "xpath_tags_seq",
-    "input_features_mask",
+SIDE_INPUTS = tuple(
+    "bbox encoder_hidden_states image_sizes spatial_shapes pixel_attention_mask grid_thw pixel_position_ids feature_lens "
+    "xpath_tags_seq input_features_mask tgt_sizes visual_feats visual_pos".split()
 )
 """Arguments that come with the main input."""
 EITHER = ("inputs_embeds", "hidden_states", "inputs", "images", "image", "position_ids", "decoder_input_ids")
 """Arguments that stand in the place of others."""
-
-
-PAIRS = (
-    "clip",
-    "siglip",
-    "siglip2",
-    "metaclip_2",
-    "chinese_clip",
-    "altclip",
-    "align",
-    "blip",
-    "clipseg",
-    "owlvit",
-    "owlv2",
-    "clap",
-    "groupvit",
-    "x_clip",
-    "flava",
+PAIRS = tuple(
+    "clip siglip siglip2 metaclip_2 chinese_clip altclip align blip clipseg owlvit owlv2 clap groupvit x_clip flava".split()
 )
 """Types that need a text and something else at once."""

@@ -16,7 +16,7 @@ class Obstacle:
 
     kind: str
     """cross, pooling, stage, channels, heads, sink, gate, norm, convolution, latent, positions, differential,
-    concatenation, routed, approximate, layout or other."""
+    concatenation, addition, routed, approximate, layout or other."""
     where: str
     """Path of the module that stands in between."""
     reason: str
@@ -48,10 +48,11 @@ def obstacle_of(trace: Trace, mixing: Mixing, output: Product | None) -> Obstacl
 def _before_attention(trace: Trace, mixing: Mixing) -> Obstacle:
     """What stands between the last projection and the values of an attention."""
     kind, where = maker_of(trace, mixing.values.root)
+    is_number = len(mixing.values.root.parents) == 1
     words = {
         "norm": f"the norm {where} stands between the values and attention",
         "convolution": f"a convolution ({where}) stands between the values and attention",
-        "gate": f"{where} multiplies the values by something that depends on the token",
+        "gate": f"{where} multiplies the values by {'a number' if is_number else 'something that depends on the token'}",
         "batch norm": f"the batch norm {where} stands between the value projection and attention (fold it into the weight)",
         "positions": f"{where} turns the values by their position (a rotary embedding)",
     }
@@ -102,6 +103,10 @@ def _in_the_way(use: Node, attention: Node, where: str) -> Obstacle | None:
     if use.op in ("sub", "sub_"):
         words = f"{where} subtracts one attention from another (differential attention)"
         return Obstacle(kind="differential", where=where, reason=words)
+    if use.op in SUMS and (added := [parent.root for parent in use.parents if parent.root is not attention]):
+        is_convolved = added[0].op == "convolution"
+        words = f"{where} adds {'a convolution' if is_convolved else 'something else'} to the result of attention"
+        return None if added[0].parameter else Obstacle(kind="addition", where=where, reason=words)
     if use.op == "convolution":
         words = f"a convolution ({where}) stands between attention and the output projection"
         return Obstacle(kind="convolution", where=where, reason=words)

@@ -93,7 +93,7 @@ LENGTHS = {
 
 OPEN: Mapping[str, Any] = {
     **_each("n_routed_experts num_experts num_local_experts", 4),
-    **_each("num_experts_per_tok top_k_experts", 2),
+    **_each("num_experts_per_tok top_k_experts num_key_value_heads", 2),
     **_each("n_group topk_group n_shared_experts", 1),
     **_each("moe_intermediate_size vocab_size", 64),
     "mlp_layer_types": ["sparse"] * DEPTH,

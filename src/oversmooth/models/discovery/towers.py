@@ -60,8 +60,6 @@ def _refusal(target: str, failed: OversmoothError, left_out: Sequence[LeftOut]) 
     own = [one for one in left_out if one.kind not in ("not run", "no attention")]
     if isinstance(failed, NotDiscovered) and own:
         return RefusedArchitecture(target, own[0].reason, own[0].kind)
-    if isinstance(failed, NotDiscovered) and left_out and all(one.kind == "no attention" for one in left_out):
-        return RefusedArchitecture(target, left_out[0].reason, "no attention")
     return failed
 
 

@@ -171,8 +171,12 @@ class Trace(TorchDispatchMode):
                 self._codes[made[0]] = torch.full(made[0].shape, NOTHING, dtype=torch.float64)
             return
         if op in ("add", "add_"):
-            self._follow_bias(args, made[0])
+            if not self._follow_bias(args, made[0]):
+                self._codes.pop(made[0], None)  # what is added in place
             return
+        is_same = op in ("mul", "div") and _number(op, args, kwargs) == 1.0
+        if is_same and (codes := self.codes(args[0])) is not None:
+            self._codes[made[0]] = codes
         if op not in MOVES:
             if func._schema.is_mutable:
                 self._codes.pop(made[0], None)
@@ -205,22 +209,24 @@ class Trace(TorchDispatchMode):
             if codes.shape == tensor.shape:
                 self._codes[tensor] = codes
 
-    def _follow_bias(self, args: tuple[Any, ...], made: Tensor) -> None:
+    def _follow_bias(self, args: tuple[Any, ...], made: Tensor) -> bool:
         """A parameter added to the result of a product is a bias: the rows stay what they are."""
         if len(args) < 2 or not all(isinstance(arg, Tensor) for arg in args[:2]):
-            return
+            return False
         for data, bias in (args[:2], args[1::-1]):
             codes = self.codes(data)
             if codes is None or not (self.is_parameter(bias) and bias.numel() <= LARGEST_SHADOW):
                 continue
             bias_codes = self.parameter_codes(bias)
             if bias_codes is None or codes.shape != made.shape or bias.numel() < 2:
-                return
+                return False
             source = self.sources[int(codes.flatten()[0] // SHIFT)] if codes.numel() and codes.min() >= 0 else None
             if isinstance(source, Product):
                 source.add_bias(codes % SHIFT, bias_codes)
                 self._codes[made] = codes
-            return
+                return True
+            return False
+        return False
 
     def _follow_chances(self, op: str, given: list[Tensor], made: list[Tensor], module: str) -> None:
         if op in SOFTMAX or (op == "div" and any(self.node(tensor).op == "exp" for tensor in given[:1])):
