@@ -264,14 +264,18 @@ def transformers_examples(model: nn.Module, config: Mapping[str, Any], seed: int
                 yield {**base, **more}
 
 
-SIDE_INPUTS = tuple(
+def _words(names: str) -> tuple[str, ...]:
+    return tuple(names.split())
+
+
+SIDE_INPUTS = _words(
     "bbox encoder_hidden_states image_sizes spatial_shapes pixel_attention_mask grid_thw pixel_position_ids feature_lens "
-    "xpath_tags_seq input_features_mask tgt_sizes visual_feats visual_pos".split()
+    "xpath_tags_seq input_features_mask tgt_sizes visual_feats visual_pos"
 )
 """Arguments that come with the main input."""
 EITHER = ("inputs_embeds", "hidden_states", "inputs", "images", "image", "position_ids", "decoder_input_ids")
 """Arguments that stand in the place of others."""
-PAIRS = tuple(
-    "clip siglip siglip2 metaclip_2 chinese_clip altclip align blip clipseg owlvit owlv2 clap groupvit x_clip flava".split()
+PAIRS = _words(
+    "clip siglip siglip2 metaclip_2 chinese_clip altclip align blip clipseg owlvit owlv2 clap groupvit x_clip flava"
 )
 """Types that need a text and something else at once."""
