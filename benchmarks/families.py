@@ -55,16 +55,11 @@ class OutOfTime(Exception):
 def examined(ways: Iterator[Callable[[], nn.Module]]) -> dict[str, Any]:
     """What is known after trying to build and watch a model in several ways."""
     failure = ""
-    built = False
+    built, is_part = False, False
     for build in ways:
         try:
             model = build()
-            if type(model).forward is nn.Module.forward:
-                return {
-                    "state": "part",
-                    "reason": f"{type(model).__name__} cannot be called: it is a part of other models",
-                }
-            built = True
+            built, is_part = True, type(model).forward is nn.Module.forward
             return covered(discovered(model, describe(model)))
         except RefusedArchitecture as refusal:
             state = "no attention" if refusal.kind.startswith("no ") else "refused"
@@ -79,6 +74,8 @@ def examined(ways: Iterator[Callable[[], nn.Module]]) -> dict[str, Any]:
             failure = failure or error.problem
         except Exception as error:
             failure = failure or f"{type(error).__name__}: {first_line(error)}"
+    if is_part:
+        return {"state": "part", "reason": "it has no forward pass of its own: it is a part of other models"}
     return {"state": "not run" if built else "not built", "reason": failure[:300]}
 
 

@@ -99,11 +99,12 @@ def _patches(sizes: Sizes) -> Iterator[Tensor]:
 def _sounds(sizes: Sizes) -> Iterator[Tensor]:
     bins = sizes.get("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "input_dim", default=16)
     length = sizes.get("max_length", "max_source_positions", default=0)
-    for frames in dict.fromkeys((2 * length or 64, 64, 256)):
+    for frames in dict.fromkeys((2 * length or 64, 2 * sizes.get("n_window", default=32), 256)):
         yield sizes.floats(1, bins, frames)
         yield sizes.floats(1, frames, bins)
     yield sizes.floats(1, 1, 64, bins)
     yield sizes.floats(1, length or 64, bins)
+    yield sizes.floats(bins, 64)
     for usual in (128, 80):  # of models whose config does not say it
         yield sizes.floats(1, 64, usual)
 
@@ -191,7 +192,14 @@ MAKERS: Mapping[str, Maker] = {
     ),
     "query_embeds": _one(lambda sizes: sizes.floats(1, 6, sizes.width)),
     "context": _one(lambda sizes: sizes.floats(1, TOKENS, sizes.width)),
-    "flattened_patches": _one(lambda sizes: sizes.floats(1, 16, 2 + sizes.channels * sizes.patch**2)),
+    "flattened_patches": _one(
+        lambda sizes: sizes.floats(
+            1, 16, 2 + sizes.get("patch_embed_hidden_size", default=sizes.channels * sizes.patch**2)
+        )
+    ),
+    "feature_lens": _one(lambda sizes: torch.tensor([64])),
+    "mask": _one(lambda sizes: torch.ones(1, 64, dtype=torch.bool)),
+    "mel_spectrogram": _one(lambda sizes: sizes.floats(1, sizes.get("mel_dim", default=80), 64)),
     "audio_input_ids": _one(lambda sizes: sizes.ids(TOKENS * 4).reshape(1, TOKENS, 4)),
     "tgt_sizes": _one(lambda sizes: torch.tensor([[4, 4]])),
     "aspect_ratio_ids": _one(lambda sizes: torch.ones(1, 1, dtype=torch.long)),
@@ -243,25 +251,36 @@ def transformers_examples(model: nn.Module, config: Mapping[str, Any], seed: int
     found = [dict(zip(names, values, strict=True)) for values in tried]
     if "text_config" in config and towers and main == "input_ids" and found and config.get("model_type") in PAIRS:
         yield {**found[0], towers[0]: next(MAKERS[towers[0]](sizes))}
-    yield from found
     # Some models need more than their signature says.
     extras = {
         name: next(MAKERS[name](sizes))
         for name in parameters
         if name in MAKERS and name not in names and name not in EITHER
     }
-    for few in ([name for name in extras if name in SIDE_INPUTS], list(extras)):
-        for base in found[:3]:
-            more = {name: extras[name] for name in few}
-            if "attention_mask" in more and "input_ids" not in base:
-                first = next(iter(base.values()))
-                more["attention_mask"] = torch.ones(1, first.shape[1] if first.ndim < 4 else TOKENS, dtype=torch.long)
-            if "input_features_mask" in parameters and "input_features" in base:
-                more["input_features_mask"] = torch.ones(1, base["input_features"].shape[-1], dtype=torch.long)
-                yield {**base, **more}
-                more["input_features_mask"] = torch.ones(1, base["input_features"].shape[1], dtype=torch.long)
-            if more:
-                yield {**base, **more}
+    sides = [name for name in extras if name in SIDE_INPUTS]
+    for base in found:
+        yield from _with_masks(base, {}, parameters)
+        if sides:
+            yield from _with_masks(base, {name: extras[name] for name in sides}, parameters)
+    for base in found[:3] if set(extras) - set(sides) else ():
+        yield from _with_masks(base, extras, parameters)
+    if "inputs_embeds" in parameters and "input_ids" in names:
+        yield {"inputs_embeds": next(MAKERS["inputs_embeds"](sizes))}
+
+
+def _with_masks(
+    base: Mapping[str, Tensor], more: Mapping[str, Tensor], parameters: Mapping[str, inspect.Parameter]
+) -> Iterator[dict[str, Tensor]]:
+    """The inputs with masks of their own length; of sounds, time is one axis or the other."""
+    example = {**base, **more}
+    first = next(iter(base.values()), None)
+    if "attention_mask" in more and "input_ids" not in base and first is not None:
+        example["attention_mask"] = torch.ones(1, first.shape[1] if 1 < first.ndim < 4 else TOKENS, dtype=torch.long)
+    if "input_features_mask" in example and "input_features" in base:
+        for length in dict.fromkeys((base["input_features"].shape[-1], base["input_features"].shape[1])):
+            yield {**example, "input_features_mask": torch.ones(1, length, dtype=torch.long)}
+    else:
+        yield example
 
 
 def _words(names: str) -> tuple[str, ...]:

@@ -189,7 +189,10 @@ def _class_of(config: Any) -> Any:
     """The model class of a part of a composite model, which no auto class knows."""
     from transformers import PreTrainedModel
 
-    module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    try:
+        module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    except ModuleNotFoundError as error:
+        raise NoModelClass(f"transformers has no model of its own for a {type(config).__name__}") from error
     found: list[Any] = [
         value
         for value in vars(module).values()

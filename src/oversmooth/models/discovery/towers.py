@@ -12,7 +12,7 @@ from oversmooth.models.discovery.discovery import Discovery, LeftOut, discover_m
 from oversmooth.models.discovery.spelling import labels_of
 from oversmooth.models.examples import examples
 
-TRIES = 24
+TRIES = 32
 """Inputs that are tried before a model counts as one whose inputs only its author knows."""
 
 
