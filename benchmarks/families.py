@@ -74,8 +74,9 @@ def examined(ways: Iterator[Callable[[], nn.Module]]) -> dict[str, Any]:
             failure = failure or error.problem
         except Exception as error:
             failure = failure or f"{type(error).__name__}: {first_line(error)}"
-    if is_part:
-        return {"state": "part", "reason": "it has no forward pass of its own: it is a part of other models"}
+    if is_part or "required positional argument" in failure:
+        words = failure if not is_part else "it has no forward pass of its own"
+        return {"state": "part", "reason": f"it is fed by other parts of its model: {words}"[:300]}
     return {"state": "not run" if built else "not built", "reason": failure[:300]}
 
 

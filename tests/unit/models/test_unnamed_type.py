@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
+import oversmooth as osm  # isort: skip  (first: it lets transformers import beside a torchvision of another build)
 import pytest
 import torch
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
-import oversmooth as osm
 from oversmooth.errors import NotLive
 
 BERT = BertConfig(

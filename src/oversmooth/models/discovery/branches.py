@@ -74,7 +74,7 @@ def _other(total: Node, current: Node, streams: Sequence[Node]) -> Node | None:
     """The stream that a sum adds to, if it adds to one; a skip connection times one is a skip connection."""
     for parent in total.parents:
         added = parent.root
-        while added.op in ("mul", "div") and len(added.parents) == 1 and added.number == 1.0:
+        while added.number == 1.0 and added.op in ("mul", "div") and not any(added is stream for stream in streams):
             added = added.parents[0].root
         if parent.root is not current and any(added is stream for stream in streams):
             return added

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from oversmooth.models.discovery.small_sizes import (
+    DEPTH,
     FEW,
     FIXED,
     HEADS,
@@ -67,7 +68,7 @@ def constructed(config: Any, table: Mapping[str, Any]) -> Any:
             given[name] = constructed(part, table)
         elif name in table and isinstance(part, int) and not isinstance(part, bool):
             given[name] = min(table[name], part)
-    new = type(config)(**given)
+    new = type(config)(**given, **_lists_of_layers(config, given.get("num_hidden_layers", DEPTH)))
     _rotary_sections(new)
     return new
 
@@ -111,14 +112,21 @@ def _set(config: Any, name: str, value: Any, old: Any) -> None:
 def _per_layer(config: Any) -> None:
     """Lists with an entry per layer end with the layers."""
     depth = getattr(config, "num_hidden_layers", None)
-    if not isinstance(depth, int):
-        return
-    for name, value in list(vars(config).items()):
-        is_per_layer = "layer" in name or name.endswith(("_types", "_pattern")) or name in ("block_types",)
+    if isinstance(depth, int):
+        for name, value in _lists_of_layers(config, depth).items():
+            setattr(config, name, value)
+
+
+def _lists_of_layers(config: Any, depth: int) -> dict[str, list[Any]]:
+    """The lists with an entry per layer, cut to a depth so that the last kinds of layer remain."""
+    found = {}
+    for name, value in vars(config).items():
+        is_per_layer = "layer" in name or name.endswith(("_types", "_pattern"))
         if is_per_layer and isinstance(value, list) and len(value) > depth and not name.startswith(("out_", "_")):
             kinds = list(dict.fromkeys(map(str, value)))
             chosen = [next(part for part in value if str(part) == kind) for kind in kinds][-depth:]
-            setattr(config, name, (chosen * depth)[:depth] if len(chosen) < depth else chosen)
+            found[name] = (chosen * depth)[:depth]
+    return found
 
 
 def scaled(config: Any) -> Any:
