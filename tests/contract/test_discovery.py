@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from oversmooth.models.canonical import assemble
+from oversmooth.models.discovery.discover import discover
 from oversmooth.models.discovery.discovery import discover_module, own_stack
 from oversmooth.models.opening import open_source
 from oversmooth.models.sizes import sizes_of
@@ -51,3 +52,13 @@ def test_discovery_finds_what_is_declared(case: str) -> None:
             assert arch.is_hybrid == stack.arch.is_hybrid
         assert names.final_norm == stack.names.final_norm
     assert not declared
+
+
+def test_discovery_of_a_bert_takes_at_most_five_forward_passes() -> None:
+    model, _ = tiny_model("bert")
+    passes: list[object] = []
+    handle = model.register_forward_hook(lambda *call: passes.append(call))
+    found = discover(model)
+    handle.remove()
+    assert found.largest_error < 1e-5
+    assert 2 <= len(passes) <= 5

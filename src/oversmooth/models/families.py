@@ -3,6 +3,9 @@
 Identity comes from `model_type`, never from names: LLaMA, Gemma and OLMo 2 share names and differ in mathematics.
 To add a family, write one `Arch` here and one tiny config in `tests/contract/tiny_models.py`; the contract tests do
 the rest (docs/guides/add-an-architecture.md).
+
+Running a model shows all of this too, and the tests hold both equal. A declaration is worth its lines where nothing can be
+built: names in GGUF files, bare files whose tensors have to identify the family, and checkpoints read without transformers.
 """
 
 from collections.abc import Mapping

@@ -274,6 +274,8 @@ def _move(func: Any, op: str, args: Any, kwargs: dict[str, Any], like: Tensor) -
         return [args[0].reshape(like.shape)]
     if op in ("_to_copy", "clone", "contiguous"):
         return [args[0].clone()]
+    if op == "where":  # the first argument is the mask
+        args = sorted((arg for arg in args[1:] if isinstance(arg, Tensor)), key=lambda codes: -float(codes.max()))
     if op in KEEPS_VALUES:
         return [args[0].expand(like.shape)]
     if op == "constant_pad_nd":
