@@ -30,7 +30,11 @@ def obstacle_of(trace: Trace, mixing: Mixing, output: Product | None) -> Obstacl
     if mixing.chances.altered:
         op, module = mixing.chances.altered[0]
         if not mixing.is_stochastic or op in ("mm", "bmm", "addmm", "convolution"):
-            words = f"the attention of {where} is changed after its softmax by {module or op} ({op}): heads are mixed"
+            low, high = mixing.row_sums
+            words = (
+                f"the attention of {where} is changed after its softmax by {module or op} ({op}): heads are mixed, and rows "
+                f"that sum to between {low:.3g} and {high:.3g} are no averages of tokens"
+            )
             return Obstacle(kind="heads", where=module or where, reason=words)
     if mixing.value_codes is None:
         return _before_attention(trace, mixing)
