@@ -165,16 +165,8 @@ def mixing_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node
     if codes is not None:
         codes = codes.mT if is_turned else codes
         codes = codes[None] if codes.ndim == 2 else codes
-    over_channels = False
-    value_codes = None
     own = None if codes is None else _of_own_sequence(trace, codes, weights.shape[-2])
-    if codes is not None and codes.numel():
-        codes = codes if own is None else own
-        value_codes = codes.amax(1)
-        same = (codes == value_codes[:, None]) | (codes < 0)
-        over_channels = not bool(same.all())
-        if over_channels or bool((value_codes < 0).any()):
-            value_codes = None
+    value_codes, over_channels = _one_code_per_channel(codes if own is None else own)
     mixing = Mixing(
         module=node.module,
         chances=chances,
@@ -194,6 +186,17 @@ def mixing_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node
     shadow = shadow.expand(items, shape[-2], shape[-1]).reshape(shape)
     trace.set_codes(made, shadow.mT if is_turned else shadow)
     return mixing
+
+
+def _one_code_per_channel(
+    codes: Float[Tensor, "item key channel"] | None,
+) -> tuple[Float[Tensor, "item channel"] | None, bool]:
+    """The code that a channel has at every key, and whether keys are channels: then there is none."""
+    if codes is None or not codes.numel():
+        return None, False
+    value_codes = codes.amax(1)
+    over_channels = not bool(((codes == value_codes[:, None]) | (codes < 0)).all())
+    return (None if over_channels or bool((value_codes < 0).any()) else value_codes), over_channels
 
 
 def _of_own_sequence(

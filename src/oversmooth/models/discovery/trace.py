@@ -181,14 +181,7 @@ class Trace(TorchDispatchMode):
             if func._schema.is_mutable:
                 self._codes.pop(made[0], None)
             return
-        shadows: dict[int, Codes] = {}
-        for leaf in tree_leaves(args):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                codes = self.codes(leaf)
-                if codes is None and op in COPIES and leaf.numel() <= LARGEST_SHADOW:
-                    codes = self.parameter_codes(leaf)
-                if codes is not None:
-                    shadows[id(leaf)] = codes
+        shadows = self._shadows(op, args)
         if not shadows:
             return
 
@@ -208,6 +201,18 @@ class Trace(TorchDispatchMode):
         for tensor, codes in zip(made, moved, strict=False):
             if codes.shape == tensor.shape:
                 self._codes[tensor] = codes
+
+    def _shadows(self, op: str, args: tuple[Any, ...]) -> dict[int, Codes]:
+        """The shadows of an operation's arguments, by identity."""
+        found: dict[int, Codes] = {}
+        for leaf in tree_leaves(args):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                codes = self.codes(leaf)
+                if codes is None and op in COPIES and leaf.numel() <= LARGEST_SHADOW:
+                    codes = self.parameter_codes(leaf)
+                if codes is not None:
+                    found[id(leaf)] = codes
+        return found
 
     def _follow_bias(self, args: tuple[Any, ...], made: Tensor) -> bool:
         """A parameter added to the result of a product is a bias: the rows stay what they are."""
