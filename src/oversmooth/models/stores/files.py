@@ -15,7 +15,7 @@ LARGEST_JSON = 32 * 2**20
 class RangedFile:
     """A file of known size of which any range of bytes can be read, exactly or not at all."""
 
-    def __init__(self, label: str, size: int, fetch: Callable[[int, int], bytes]):
+    def __init__(self, label: str, size: int, fetch: Callable[[int, int], bytes | bytearray]):
         self.label = label
         self.size = size
         self._fetch = fetch
@@ -24,7 +24,8 @@ class RangedFile:
         """Bytes `start:stop`; raises `BrokenFile` when the file ends before that."""
         if not 0 <= start <= stop <= self.size:
             raise BrokenFile(self.label, f"at least {stop} bytes", f"{self.size}")
-        data = bytearray(self._fetch(start, stop))
+        found = self._fetch(start, stop)
+        data = found if isinstance(found, bytearray) else bytearray(found)
         if len(data) != stop - start:
             raise BrokenFile(self.label, f"{stop - start} bytes at {start}", f"{len(data)}")
         return data
@@ -64,13 +65,17 @@ class LocalFolder:
     def open(self, name: str) -> RangedFile:
         path = self.path / name
 
-        def fetch(start: int, stop: int) -> bytes:
+        def fetch(start: int, stop: int) -> bytearray:
+            """The bytes, copied once: straight into the memory that the tensor will have."""
+            data, done = bytearray(stop - start), 0
             try:
-                with path.open("rb") as file:
+                with path.open("rb", buffering=0) as file:
                     file.seek(start)
-                    return file.read(stop - start)
+                    while got := file.readinto(memoryview(data)[done:]):
+                        done += got
             except OSError as error:
                 raise _unreadable(path, error) from error
+            return data if done == len(data) else data[:done]
 
         try:
             return RangedFile(str(path), path.stat().st_size, fetch)
