@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Unpack
 
 from oversmooth.data.batches import Batch
 from oversmooth.data.reading import Reading, ReadingOptions
-from oversmooth.errors import NoAttentionMaps, NotLive, OversmoothError, UnknownTokens, WrongBatch
+from oversmooth.errors import MissingDependency, NoAttentionMaps, NotLive, OversmoothError, UnknownTokens, WrongBatch
 from oversmooth.measurement.measurement import measure
 from oversmooth.models.live import load_model
 from oversmooth.models.opening import open_source
@@ -45,8 +45,8 @@ def analyze(
 ) -> Analysis:
     """Inspection, verification, measurement and prediction of one model; what cannot be made is missing with a reason.
 
-    Takes the same targets and data as `inspect` and `measure`. A model that cannot be run (a lone file, a URL, GGUF)
-    gives the weights part.
+    Takes the same targets and data as `inspect` and `measure`. A model that cannot be run (a lone file, a URL, GGUF, the
+    package that runs it not installed) gives the weights part.
     """
     Reading(**reading)  # what cannot be is said before anything is read
     source = open_source(target, arch=arch, base=base, dtype=dtype, offload=offload)
@@ -54,7 +54,9 @@ def analyze(
     missing = list(inspection.missing)
     try:
         model = load_model(source, "report", trust_remote_code=trust_remote_code)
-    except NotLive as error:
+    except (NotLive, MissingDependency) as error:
+        if data is not None and isinstance(error, MissingDependency):
+            raise  # a measurement was asked for, and one more package would make it
         missing.append(_missing("measurement", error))
         return Analysis(inspection=inspection, command=command, missing=tuple(missing))
     live = replace(source, module=model)  # loaded once, run by every part

@@ -68,18 +68,29 @@ OF_EXTRAS = (
 )
 
 
-def without_extras(verb, folder, *more) -> subprocess.CompletedProcess[str]:
-    # torch itself imports fsspec and jinja2 where they are installed, and goes on where they are not
-    return fresh_python(WITHOUT_EXTRAS.format(needed=OF_EXTRAS, verb=verb, folder=str(folder), more=more))
+def without(needed, verb, folder, *more) -> subprocess.CompletedProcess[str]:
+    return fresh_python(WITHOUT_EXTRAS.format(needed=needed, verb=verb, folder=str(folder), more=more))
 
 
 def test_a_folder_of_safetensors_is_inspected_without_any_extra(tmp_path):
     folder = smoke.checkpoint(tmp_path)
-    done = without_extras("inspect", folder)
+    done = without(OF_EXTRAS, "inspect", folder)
     assert done.returncode == 0, done.stderr
     assert "llama, 2 layers, width 32, 4 heads of 8, 2 value heads" in done.stdout
-    done = without_extras("measure", folder)
+    done = without(OF_EXTRAS, "measure", folder)
     assert done.returncode == 2
+    assert "pip install 'oversmooth[hf]'" in done.stderr
+
+
+def test_a_page_of_the_weights_is_written_without_what_runs_the_model(tmp_path):
+    folder, page = smoke.checkpoint(tmp_path), tmp_path / "report.html"
+    done = without(("transformers",), "report", folder, "-o", str(page))
+    assert done.returncode == 0, done.stderr
+    assert "needs the package &#39;transformers&#39;" in page.read_text(encoding="utf-8")
+    texts = tmp_path / "texts.txt"
+    texts.write_text("Some text.")
+    done = without(("transformers",), "report", folder, "-o", str(page), "--data", str(texts))
+    assert done.returncode == 2  # a measurement was asked for
     assert "pip install 'oversmooth[hf]'" in done.stderr
 
 
