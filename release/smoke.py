@@ -3,6 +3,7 @@
 Uses nothing but what `pip install 'oversmooth[EXTRA]'` brings. Exits with an error where something does not work.
 """
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -62,10 +63,9 @@ def hf(folder: Path) -> None:
 
 
 def timm(folder: Path) -> None:
-    import timm as library
-
     import oversmooth as osm
 
+    library = importlib.import_module("timm")  # behind oversmooth, which lets it import a torchvision of another build
     assert len(osm.inspect(library.create_model("vit_tiny_patch16_224")).layers) == 12
 
 
