@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 
 from oversmooth.data.batches import Batch
+from oversmooth.data.given import require_there
 from oversmooth.data.reading import Reading, ReadingOptions
 from oversmooth.errors import MissingDependency, NoAttentionMaps, NotLive, OversmoothError, UnknownTokens, WrongBatch
 from oversmooth.measurement.measurement import measure
@@ -37,7 +38,7 @@ def analyze(
     device: str | None = None,
     trust_remote_code: bool = False,
     arch: Declaration | None = None,
-    what_ifs: Sequence[str] = WHAT_IFS,
+    what_ifs: Sequence[str] | None = None,
     solve: int = 2,
     command: str = "",
     stage: Stage = lambda name: no_progress,
@@ -46,9 +47,13 @@ def analyze(
     """Inspection, verification, measurement and prediction of one model; what cannot be made is missing with a reason.
 
     Takes the same targets and data as `inspect` and `measure`. A model that cannot be run (a lone file, a URL, GGUF, the
-    package that runs it not installed) gives the weights part.
+    package that runs it not installed) gives the weights part. Without `what_ifs`, a common choice is shown, and its
+    eigenvalue problems are solved where that costs nothing more; those asked for by name are solved all. With `solve` 0
+    nothing is predicted, which takes the time of `measure`.
     """
     Reading(**reading)  # what cannot be is said before anything is read
+    if isinstance(data, str):
+        require_there(data)
     source = open_source(target, arch=arch, base=base, dtype=dtype, offload=offload)
     inspection = inspect(source, progress=stage("Reading weights"))
     missing = list(inspection.missing)
@@ -66,12 +71,18 @@ def analyze(
     noted = missing if given is None else None
     show = stage("Measuring features")
     measurement = _tried("measurement", noted, lambda: measure(live, given, progress=show, **options))
-    show_prediction = stage("Predicting layers")
-    prediction = _tried(
-        "prediction",
-        missing,
-        lambda: predict(live, given, what_ifs=what_ifs, solve=solve, progress=show_prediction, **options),
-    )
+    prediction = None
+    if solve:
+        show_prediction = stage("Predicting layers")
+        changes: dict[str, Any] = {"what_ifs": WHAT_IFS if what_ifs is None else what_ifs}
+        changes["solve_what_ifs"] = what_ifs is not None
+        prediction = _tried(
+            "prediction",
+            missing,
+            lambda: predict(live, given, solve=solve, progress=show_prediction, **changes, **options),
+        )
+    else:
+        missing.append(Missing(field="prediction", reason="not asked for (--solve 0)"))
     return Analysis(
         inspection=inspection,
         verification=verification,

@@ -16,6 +16,7 @@ from oversmooth.commands.options import (
     RunDtype,
     TargetArgument,
     TrustRemoteCode,
+    WhatIfs,
     embedded_default,
 )
 from oversmooth.commands.reading import reads_data
@@ -97,15 +98,7 @@ def predict(
     target: TargetArgument = None,
     base: Base = None,
     data: DataOption = None,
-    what_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Also predict each layer with this change; repeatable: no_skip, no_biases, flip_norms, positive_norms, "
-            "scale:F, interval:LOW,HIGH, layerscale:G, attnscale:W, featscale:T1,T2, centered, gfsa:W0,W1,WK, tempscale:T, "
-            "differential:SHARE, gate:GAIN, layernorm_scaling:LAYER.",
-            autocompletion=completion.values("what_if"),
-        ),
-    ] = None,
+    what_if: WhatIfs = None,
     simulate: Annotated[
         int, typer.Option(help="Iterate each layer this many times at fixed attention, on the first sequence.", min=0)
     ] = 0,

@@ -44,6 +44,16 @@ DataOption = Annotated[
         autocompletion=completion.targets,
     ),
 ]
+WhatIfs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--what-if",
+        help="Also predict each layer with this change; repeatable: no_skip, no_biases, flip_norms, positive_norms, "
+        "scale:F, interval:LOW,HIGH, layerscale:G, attnscale:W, featscale:T1,T2, centered, gfsa:W0,W1,WK, tempscale:T, "
+        "differential:SHARE, gate:GAIN, layernorm_scaling:LAYER.",
+        autocompletion=completion.values("what_if"),
+    ),
+]
 MaxSamples = Annotated[int | None, typer.Option(help="Stop after this many sequences.", min=1)]
 BatchSize = Annotated[int, typer.Option(help="Sequences per forward pass.", min=1)]
 MaxTokens = Annotated[int, typer.Option(help="Cut longer texts into windows of this many tokens.", min=2)]

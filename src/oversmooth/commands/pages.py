@@ -13,6 +13,7 @@ from oversmooth.commands.options import (
     Offload,
     RunDtype,
     TrustRemoteCode,
+    WhatIfs,
     embedded_default,
 )
 from oversmooth.commands.reading import reads_data, words_of
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from oversmooth.output.report.blocks import Page
     from oversmooth.results import Analysis
 
+Solve = Annotated[
+    int,
+    typer.Option(
+        help="Number of sequences whose eigenvalue problems are solved; 0 writes the page without theory.", min=0
+    ),
+]
 SAVED = "an analysis saved with `oversmooth report --save`"
 
 
@@ -46,6 +53,8 @@ def report(
         Path | None, typer.Option(help="Also save the analysis as JSON; `report` and `compare` can open it again.")
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write PDF, PNG and SVG figures into this folder.")] = None,
+    solve: Solve = 2,
+    what_if: WhatIfs = None,
     run: Annotated[
         Path | None, typer.Option(help="Show training curves from the JSONL file of a monitor instead.")
     ] = None,
@@ -68,7 +77,7 @@ def report(
         page = training_page(run, read_run(run))
     else:
         how = {"base": base, "dtype": dtype, "offload": offload}
-        options = {"device": device, "trust_remote_code": trust_remote_code}
+        options = {"device": device, "trust_remote_code": trust_remote_code, "solve": solve, "what_ifs": what_if}
         analyses, page = _pages(targets or [embedded_default()], how, data, reading, options)
         if save is not None:
             text = analyses[0].to_json(indent=1)
@@ -170,5 +179,7 @@ def _analysis(
         return saved_analysis(path)
     words = ["oversmooth", "report", target, *_words(how), *(["--data", data] if data else [])]
     words += words_of(reading)
+    words += ["--solve", str(options["solve"])] if options.get("solve", 2) != 2 else []
+    words += [word for name in options.get("what_ifs") or () for word in ("--what-if", name)]
     with stages() as stage:
         return analyze(target, data, command=shlex.join(words), stage=stage, **how, **options, **reading)

@@ -57,20 +57,26 @@ class Given:
 
 def find_given(data: str, kind: str, *, per_line: bool) -> Given:
     """The texts or pictures behind `--data`; raises `UnreadableData` where there are none of that kind."""
+    require_there(data)
     path = Path(data).expanduser()
+    if path.is_dir():
+        return _folder(path, kind, per_line)
+    if path.is_file():
+        return _table(data, path, kind) if path.suffix.lower() in TABLES else _one_file(path, kind, per_line)
+    return _dataset(data, kind)
+
+
+def require_there(data: str) -> None:
+    """Raises `UnreadableData` where a path leads nowhere, at once; the name of a dataset is not looked up yet."""
     try:
-        is_folder, is_file, exists = path.is_dir(), path.is_file(), path.exists()
+        path = Path(data).expanduser()
+        is_usable, exists = path.is_dir() or path.is_file(), path.exists()
     except (OSError, ValueError, RuntimeError) as error:  # a name that no file system takes
         raise UnreadableData(data[:80], "a file, a folder or a dataset name", str(error)) from error
-    if is_folder:
-        return _folder(path, kind, per_line)
-    if is_file:
-        return _table(data, path, kind) if path.suffix.lower() in TABLES else _one_file(path, kind, per_line)
-    if exists:
+    if exists and not is_usable:
         raise UnreadableData(data, "a file, a folder or a dataset name", "a device, pipe or socket")
-    if _looks_like_a_path(data):
+    if not exists and _looks_like_a_path(data):
         raise UnreadableData(data, "a file or a folder", f"none of that name{_near_names(path)}")
-    return _dataset(data, kind)
 
 
 def _looks_like_a_path(data: str) -> bool:

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from oversmooth.data.batches import Batch, hash_inputs, prepare, run_checked
+from oversmooth.data.given import require_there
 from oversmooth.data.loading import Data, given_batches, load_data
 from oversmooth.data.reading import Reading
 from oversmooth.errors import Conflict, NoData, NotDiscovered
@@ -65,6 +66,8 @@ def open_live(
     arch: Declaration | None = None,
 ) -> LiveModel:
     """Loads the model where it is not loaded yet, moves it where asked, and finds its data."""
+    if isinstance(batches, str):
+        require_there(batches)
     source = open_source(target, arch=arch)
     batches = _understood(source, batches)  # what is refused or contradicts itself is said before anything is loaded
     model = load_model(source, verb, trust_remote_code=trust_remote_code)

@@ -53,6 +53,7 @@ class PredictionObserver:
     solve: int
     simulate: int
     with_heads: bool
+    solve_changes: bool
     dtype: torch.dtype
     seen: Seen = field(default_factory=Seen)
     problems: dict[Key, str] = field(default_factory=dict)
@@ -107,6 +108,7 @@ class PredictionObserver:
                     solve=is_solved,
                     with_heads=self.with_heads,
                     changes=changes,
+                    solve_changes=self.solve_changes,
                     simulate_steps=self.simulate if self.seen.sequences + order == 0 else 0,
                 )
                 self._pending.setdefault(key, []).append(sample)

@@ -32,6 +32,7 @@ def predict(
     data: Iterable[Batch] | str | None = None,
     *,
     what_ifs: Sequence[str] = (),
+    solve_what_ifs: bool = True,
     simulate: int = 0,
     solve: int = SOLVED,
     heads: bool = True,
@@ -49,9 +50,10 @@ def predict(
 
     Takes the same targets and data as `measure`; prefix tokens always count, because attention sees them. The
     eigenvalue problems are solved for the first `solve` sequences, the rest of the ladder for all. `what_ifs` are names
-    such as `no_skip`, `no_biases`, `scale:0.5`, `interval:-1,0`, `attnscale:0.3`; `simulate` iterates every layer so
-    many times on the first sequence. `precision` is that of the theory, `dtype` what the model runs in. Ctrl-C returns
-    what was found so far, marked partial.
+    such as `no_skip`, `no_biases`, `scale:0.5`, `interval:-1,0`, `attnscale:0.3`; without `solve_what_ifs`, those that
+    are eigenvalue problems of their own have rungs 1 to 5 only. `simulate` iterates every layer so many times on the
+    first sequence. `precision` is that of the theory, `dtype` what the model runs in. Ctrl-C returns what was found so
+    far, marked partial.
 
     >>> import torch, oversmooth as osm
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
@@ -84,6 +86,7 @@ def predict(
         solve=solve,
         simulate=simulate,
         with_heads=heads,
+        solve_changes=solve_what_ifs,
         dtype=DTYPES[precision],
     )
     with attention_watched(live.stacks, live.store) as observer.maps_of:

@@ -22,6 +22,7 @@ from oversmooth.results.layer_prediction import (
 )
 
 NO_LOGARITHM = "a mean over tokens, or what differs between them, is zero"
+NOT_ASKED = "an eigenvalue problem of its own, solved only where the what-if is asked for by name"
 ENOUGH = 2
 """Sequences that a regime needs before a layer counts as mixed: one alone may be an accident."""
 PARALLEL = 1.01
@@ -124,11 +125,12 @@ def _missing(
     return tuple(found)
 
 
-def _rungs(samples: Sequence[tuple[float | None, ...]]) -> tuple[Rung, ...]:
+def _rungs(samples: Sequence[tuple[float | None, ...]], unsolved: str = NO_LOGARITHM) -> tuple[Rung, ...]:
+    """Means of every rung; `unsolved` says why rung 0 has none, if it has none."""
     rungs = []
     for index, name in enumerate(RUNGS):
         mean, error, count = mean_and_error(sample[index] for sample in samples)
-        missing = [Missing(field="mean", reason=NO_LOGARITHM)] if mean is None else []
+        missing = [Missing(field="mean", reason=NO_LOGARITHM if index else unsolved)] if mean is None else []
         if error is None:
             missing.append(Missing(field="standard_error", reason="fewer than two sequences have a value"))
         rungs.append(
@@ -254,6 +256,14 @@ def _what_ifs(changes: Sequence[Changed], samples: Sequence[LayerSample]) -> tup
 
 def _what_if(name: str, samples: Sequence[ChangedSample]) -> WhatIfPrediction:
     solved = [sample.solved for sample in samples if sample.solved is not None]
+    if not solved:
+        fields = ("rho_dc", "rho_ac", "regime")
+        return WhatIfPrediction(
+            name=name,
+            not_applicable=None,
+            rungs=_rungs([sample.rungs for sample in samples], NOT_ASKED),
+            missing=tuple(Missing(field=field, reason=NOT_ASKED) for field in fields),
+        )
     return WhatIfPrediction(
         name=name,
         not_applicable=None,

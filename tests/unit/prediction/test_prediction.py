@@ -15,7 +15,7 @@ from oversmooth.models.canonical import AttentionWeights, Norm
 from oversmooth.prediction.guarantee import Guarantee, guarantee
 from oversmooth.prediction.summary import _regime
 from oversmooth.prediction.theory import radii, sample
-from oversmooth.prediction.theory.asymptotics import asymptotics
+from oversmooth.prediction.theory.asymptotics import asymptotics_each
 from oversmooth.prediction.theory.ladder import RUNGS
 from oversmooth.prediction.theory.layer import AttentionLayer
 from oversmooth.prediction.theory.sample import sample_layer
@@ -107,7 +107,7 @@ def test_a_layer_whose_heads_decouple_is_proved_to_sharpen():
 
 def test_what_is_not_known_is_undecided_with_its_bounds(monkeypatch):
     monkeypatch.setattr(radii, "DENSE_AC", 0)
-    monkeypatch.setattr(sample, "asymptotics", partial(asymptotics, max_applications=3))
+    monkeypatch.setattr(sample, "asymptotics_each", partial(asymptotics_each, max_applications=3))
     model, inputs = tiny_model("bert")
     found = predict(model, [inputs])
     for layer in found.layers:

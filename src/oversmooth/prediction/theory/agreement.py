@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 
 def sign_agreement(predicted: Sequence[float], measured: Sequence[float]) -> float | None:
     """Share of layers whose sign is right, in [0, 1]; `None` without layers."""
@@ -12,8 +14,13 @@ def sign_agreement(predicted: Sequence[float], measured: Sequence[float]) -> flo
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
     """Spearman's rank correlation, ties sharing their mean rank; `None` below three layers or where all are equal."""
-    from scipy.stats import spearmanr
-
     if len(a) < 3 or len(set(a)) == 1 or len(set(b)) == 1:
         return None
-    return float(spearmanr(a, b).statistic)
+    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])  # scipy.stats has it too, and takes seconds to import
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    """The rank of every value from 0, ties sharing their mean rank."""
+    _, positions, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return ((ends - counts + ends - 1) / 2)[positions]

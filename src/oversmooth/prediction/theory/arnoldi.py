@@ -13,8 +13,9 @@ Pseudocode, with a basis of at most m vectors of which k survive a restart:
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -54,6 +55,18 @@ class Dominating:
         return self.condition * self.residual
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One operator `shift + factor f` whose dominating eigenvalue is wanted, and how well."""
+
+    shift: float = 0.0
+    factor: float = 1.0
+    against: float | None = None
+
+    def moduli(self, theta: np.ndarray) -> np.ndarray:
+        return np.abs(self.shift + self.factor * theta)
+
+
 def dominating(
     f: Map,
     start: Float[Tensor, " size"],
@@ -71,22 +84,57 @@ def dominating(
     `finest` unless the modulus is apart from that number by more than its error bound. The answer of a search that ran
     out of applications is not `converged`. An invariant space smaller than the basis ends the search exactly.
     """
-    krylov = _Krylov(f, start, shift, factor)
-    while True:
+    wanted = [Wanted(shift=shift, factor=factor, against=against)]
+    options = {"tolerance": tolerance, "finest": finest, "max_applications": max_applications}
+    return dominating_each(f, start, wanted, **options)[0]  # type: ignore[arg-type]
+
+
+def dominating_each(
+    f: Map,
+    start: Float[Tensor, " size"],
+    wanted: Sequence[Wanted],
+    *,
+    tolerance: float = 1e-3,
+    finest: float = 1e-6,
+    max_applications: int = 600,
+) -> list[Dominating]:
+    """The same for several operators that only shift and scale one map: all are read from one Krylov space."""
+    krylov = _Krylov(f, start, wanted)
+    pending, answers = list(range(len(wanted))), {}
+    while pending:
         for _ in range(LOOK_EVERY):
             if krylov.is_complete or krylov.size == krylov.room or krylov.applications >= max_applications:
                 break
             krylov.grow()
-        found = krylov.look()
-        modulus = max(abs(found.value), _TINY)
-        is_small = found.residual <= tolerance * modulus
-        if is_small and against is not None and found.residual > finest * modulus:
-            is_small = abs(modulus - against) > 2 * krylov.condition(found) * found.residual
-        if is_small or krylov.is_complete or krylov.applications >= max_applications:
-            break
-        if krylov.size == krylov.room:
-            krylov.restart()
-    return krylov.answer(found, is_small or krylov.is_complete)
+        is_over = krylov.is_complete or krylov.applications >= max_applications
+        for index in tuple(pending):
+            found = krylov.look(wanted[index])
+            condition = partial(krylov.condition, found)
+            against = wanted[index].against
+            is_enough = is_converged(found.residual, abs(found.value), condition, against, tolerance, finest)
+            if is_enough or is_over:
+                answers[index] = krylov.answer(found, is_enough or krylov.is_complete)
+                pending.remove(index)
+        if pending and krylov.size == krylov.room:
+            krylov.restart([wanted[index] for index in pending])
+    return [answers[index] for index in range(len(wanted))]
+
+
+def is_converged(
+    residual: float,
+    modulus: float,
+    condition: Callable[[], float],
+    against: float | None,
+    tolerance: float,
+    finest: float,
+) -> bool:
+    """Whether a residual ends a search: small, and small enough to tell the modulus from `against`."""
+    modulus = max(modulus, _TINY)
+    if residual > tolerance * modulus:
+        return False
+    if against is None or residual <= finest * modulus:
+        return True
+    return abs(modulus - against) > 2 * condition() * residual
 
 
 _TINY = 1e-300
@@ -109,9 +157,9 @@ class _Pair:
 class _Krylov:
     """A Krylov decomposition `f V = V S + v_next b`, rows of `basis` being the vectors."""
 
-    def __init__(self, f: Map, start: Float[Tensor, " size"], shift: float, factor: float):
-        self._f, self._shift, self._factor = f, shift, factor
-        self.room = min(BASIS, start.numel())
+    def __init__(self, f: Map, start: Float[Tensor, " size"], wanted: Sequence[Wanted]):
+        self._f = f
+        self.room = min(BASIS + KEPT * (len(wanted) - 1), start.numel())
         self.basis = start.new_empty(self.room + 1, start.numel())
         self.basis[0] = start / torch.linalg.vector_norm(start)
         self.projected = np.zeros((self.room + 1, self.room))
@@ -142,35 +190,31 @@ class _Krylov:
         self.projected[j + 1, j] = after
         self.basis[j + 1] = w / after
 
-    def _moduli(self, theta: np.ndarray) -> np.ndarray:
-        return np.abs(self._shift + self._factor * theta)
-
-    def look(self) -> _Pair:
+    def look(self, wanted: Wanted) -> _Pair:
         """The dominating pair of the projected matrix and the residual of the vector it stands for."""
         m = self.size
         theta, vectors = np.linalg.eig(self.projected[:m, :m])
-        moduli = self._moduli(theta)
+        moduli = wanted.moduli(theta)
         best = int(moduli.argmax())
         y = vectors[:, best] / np.linalg.norm(vectors[:, best])
-        residual = 0.0 if self.is_complete else abs(self._factor) * abs(self.projected[m, :m] @ y)
+        residual = 0.0 if self.is_complete else abs(wanted.factor) * abs(self.projected[m, :m] @ y)
         near = int((moduli >= moduli[best] * (1 - 1e-6) - residual).sum())
-        return _Pair(complex(self._shift + self._factor * theta[best]), float(residual), y, near)
+        return _Pair(complex(wanted.shift + wanted.factor * theta[best]), float(residual), y, near)
 
-    def restart(self) -> None:
-        """Keeps the Schur vectors of the leading eigenvalues, conjugate pairs together."""
+    def restart(self, wanted: Sequence[Wanted]) -> None:
+        """Keeps the Schur vectors of the eigenvalues that lead for any operator, conjugate pairs together."""
         from scipy.linalg import schur
 
         m = self.size
-        moduli = np.sort(self._moduli(np.linalg.eigvals(self.projected[:m, :m])))[::-1]
-        # Cut where neighbours are farthest apart, so that rounding cannot move an eigenvalue across the cut.
-        gaps = moduli[: m - 1] - moduli[1:]
-        low, high = min(KEPT, m) - KEPT // 2, min(KEPT + KEPT // 2, m - 2)
-        cut = low + int(gaps[low:high].argmax()) if low < high else 0
-        threshold = (moduli[cut] + moduli[cut + 1]) / 2
+        theta = np.linalg.eigvals(self.projected[:m, :m])
+        thresholds = [_cut(np.sort(operator.moduli(theta))[::-1]) for operator in wanted]
         triangle, rotation, kept = schur(
             self.projected[:m, :m],
             output="real",
-            sort=lambda real, imaginary: abs(self._shift + self._factor * complex(real, imaginary)) > threshold,
+            sort=lambda real, imaginary: any(
+                abs(operator.shift + operator.factor * complex(real, imaginary)) > threshold
+                for operator, threshold in zip(wanted, thresholds, strict=True)
+            ),
         )
         kept = min(max(kept, 1), m - 1)
         spike = self.projected[m, :m] @ rotation[:, :kept]
@@ -198,6 +242,15 @@ class _Krylov:
             converged=converged and math.isfinite(abs(pair.value)),
             near=pair.near,
         )
+
+
+def _cut(moduli: np.ndarray) -> float:
+    """Where about `KEPT` leading moduli end: where neighbours are farthest apart, so that rounding moves none across."""
+    m = len(moduli)
+    gaps = moduli[: m - 1] - moduli[1:]
+    low, high = min(KEPT, m) - KEPT // 2, min(KEPT + KEPT // 2, m - 2)
+    cut = low + int(gaps[low:high].argmax()) if low < high else 0
+    return float((moduli[cut] + moduli[cut + 1]) / 2)
 
 
 def _condition(matrix: np.ndarray, right: np.ndarray) -> float:

@@ -1,6 +1,7 @@
 """What infinitely many repetitions of one layer do at fixed attention: the theorem, with its bounds."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from oversmooth.measurement.metrics import effective_rank
 from oversmooth.measurement.moments import Moments
 from oversmooth.prediction.theory.operator import LayerOperator
-from oversmooth.prediction.theory.radii import MAX_APPLICATIONS, ac_radius, dc_radius
+from oversmooth.prediction.theory.radii import MAX_APPLICATIONS, ac_radii, dc_radius
 from oversmooth.prediction.theory.radius import REAL, Radius
+from oversmooth.prediction.theory.token_space import TokenSpace
 
 SHARED_STEPS, SHARED_CLOSE = 2000, 1e-4
 """Steps in which the part of the limit that tokens share has to be found, to this relative accuracy."""
@@ -48,8 +50,24 @@ class Asymptotics:
 
 def asymptotics(operator: LayerOperator, *, max_applications: int = MAX_APPLICATIONS) -> Asymptotics:
     """Both radii and what they decide. Arnoldi goes on only until the radii are apart by more than its error bound."""
-    dc = dc_radius(operator)
-    ac = ac_radius(operator, against=dc.value, max_applications=max_applications)
+    return asymptotics_each([operator], max_applications=max_applications)[0]
+
+
+def asymptotics_each(
+    operators: Sequence[LayerOperator], space: TokenSpace | None = None, *, max_applications: int = MAX_APPLICATIONS
+) -> list[Asymptotics]:
+    """The same for operators that differ in skip connection and scale only: they share one Krylov space.
+
+    `space` is that of the sequence's attention, where it is long.
+    """
+    shared = [dc_radius(operator) for operator in operators]
+    against = [radius.value for radius in shared]
+    varying = ac_radii(operators, against, space=space, max_applications=max_applications)
+    return [_limit(*found) for found in zip(operators, shared, varying, strict=True)]
+
+
+def _limit(operator: LayerOperator, dc: Radius, ac: Radius) -> Asymptotics:
+    """What both radii decide."""
     regime = regime_of(dc, ac)
     leading = dc if dc.value >= ac.value else ac
     tied = dc.dimension + ac.dimension if regime == "neutral" else leading.dimension

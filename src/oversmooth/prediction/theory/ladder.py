@@ -11,7 +11,7 @@ m = r(X + Y) - r(X),   r = log(HFC/LFC),   X the residual stream, Y the attentio
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from oversmooth.measurement.metrics import log_hfc_lfc
 from oversmooth.measurement.moments import Moments
 from oversmooth.prediction.theory.layer import AttentionLayer, ExactBranch
-from oversmooth.prediction.theory.operator import LayerOperator, centre
+from oversmooth.prediction.theory.operator import AttentionFacts, LayerOperator, centre
 
 RUNGS = ("asymptotic", "typical", "features", "coupling", "biases", "token scale")
 STEPS = ("repetition", "features", "coupling", "biases", "token scale")
@@ -39,11 +39,14 @@ class Ladder:
 
 
 def climb(
-    layer: AttentionLayer, attention: Float[Tensor, "head token token"], x: Float[Tensor, "token d_model"]
+    layer: AttentionLayer,
+    attention: Float[Tensor, "head token token"],
+    x: Float[Tensor, "token d_model"],
+    known: AttentionFacts | None = None,
 ) -> Ladder:
-    """Rungs 1 to 5, with two passes through the branch."""
+    """Rungs 1 to 5, with two passes through the branch; `known` is what was already found out about attention."""
     exact = layer.exact(attention, x)
-    operator = layer.operator(attention, exact.common_scale)
+    operator = replace(layer.operator(attention, exact.common_scale), known=known)
     mean, varying = x.mean(0), centre(x)
     shared = operator.shared(mean)
     moved = layer.skip * varying + operator.branch(varying)
@@ -74,10 +77,9 @@ def typical(operator: LayerOperator) -> float | None:
     path, skip, factor = operator.path, operator.skip, 1.0 / operator.scale
     assert path.after_weight is None, "the ladder ends before a norm after the sum"
     n, d = operator.tokens, path.d_model
-    varying = (operator.attention - operator.attention.mean(1, keepdim=True)).flatten(1)
     traces = operator.diagonals.sum(0) - operator.row_sums
     linear = (traces * path.head_traces).sum().item()
-    square = ((varying @ varying.T) * path.head_gram).sum().item()
+    square = (operator.facts.varying_gram * path.head_gram).sum().item()
     ac = skip**2 + (2 * skip * factor * linear + factor**2 * square) / ((n - 1) * d)
     sums = operator.row_sums
     linear, square = (sums * path.head_traces).sum().item(), (sums @ path.head_gram @ sums).item()

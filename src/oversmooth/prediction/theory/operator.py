@@ -165,6 +165,31 @@ def value_path(weights: AttentionWeights, view: View, dtype: torch.dtype = torch
     )
 
 
+@dataclass(frozen=True, eq=False)
+class AttentionFacts:
+    """What every operator with the same attention needs of it, computed once."""
+
+    attention: Float[Tensor, "head token token"]
+
+    @cached_property
+    def row_sums(self) -> Float[Tensor, " head"]:
+        return self.attention.sum(-1).mean(-1)
+
+    @cached_property
+    def is_causal(self) -> bool:
+        return self.attention.shape[-1] > 1 and not bool(torch.triu(self.attention, diagonal=1).any())
+
+    @cached_property
+    def diagonals(self) -> Float[Tensor, "token head"]:
+        return self.attention.diagonal(dim1=1, dim2=2).T.contiguous()
+
+    @cached_property
+    def varying_gram(self) -> Float[Tensor, "head head"]:
+        """`tr((P A_h)^T P A_k)` for every pair of heads."""
+        varying = (self.attention - self.attention.mean(1, keepdim=True)).flatten(1)
+        return varying @ varying.T
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerOperator:
     """T of one layer on one sequence; its attention need not be a softmax, but each head's rows sum to one number."""
@@ -174,24 +199,31 @@ class LayerOperator:
     scale: float = 1.0
     """Common token scale of the norms that are folded in: H is divided by it."""
     skip: float = 1.0
+    known: AttentionFacts | None = None
+    """What another operator already found out about attention; of use where it is the same."""
 
     @property
     def tokens(self) -> int:
         return self.attention.shape[-1]
 
     @cached_property
+    def facts(self) -> AttentionFacts:
+        is_same = self.known is not None and self.known.attention is self.attention
+        return self.known if is_same and self.known is not None else AttentionFacts(self.attention)
+
+    @property
     def row_sums(self) -> Float[Tensor, " head"]:
         """What the rows of each head's attention sum to: one for softmax."""
-        return self.attention.sum(-1).mean(-1)
+        return self.facts.row_sums
 
-    @cached_property
+    @property
     def is_causal(self) -> bool:
         """Whether no token sees a later one."""
-        return self.tokens > 1 and not bool(torch.triu(self.attention, diagonal=1).any())
+        return self.facts.is_causal
 
-    @cached_property
+    @property
     def diagonals(self) -> Float[Tensor, "token head"]:
-        return self.attention.diagonal(dim1=1, dim2=2).T.contiguous()
+        return self.facts.diagonals
 
     def branch(self, x: Float[Tensor, "... token d_model"]) -> Float[Tensor, "... token d_model"]:
         """`sum_h A_h X H_h / scale`."""
@@ -201,10 +233,11 @@ class LayerOperator:
         """The value channels of every head mixed by its attention; the products of all heads in one."""
         path, n = self.path, self.tokens
         group = path.n_heads // path.n_kv
-        values = z.unflatten(-1, (path.n_kv, path.d_head)).transpose(-3, -2)
+        several = z.reshape(-1, n, path.n_kv, path.d_head)  # side by side, so that attention is read once for all
+        values = several.permute(2, 1, 0, 3).flatten(2)
         grouped = self.attention.reshape(path.n_kv, group * n, n)
-        heads = (grouped @ values).unflatten(-2, (group, n)).flatten(-4, -3)
-        return heads.transpose(-3, -2).flatten(-2)
+        heads = (grouped @ values).view(path.n_kv, group, n, len(several), path.d_head)
+        return heads.permute(3, 2, 0, 1, 4).reshape(*z.shape[:-1], path.n_heads * path.d_head)
 
     def apply(self, x: Float[Tensor, "... token d_model"]) -> Float[Tensor, "... token d_model"]:
         """T(X)."""

@@ -4,18 +4,20 @@ The rows of attention sum to one number per head, so T maps what all tokens shar
 `skip + H / scale` together with that of the centred operator: a small exact problem, and one for Arnoldi.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oversmooth.prediction.theory.arnoldi import dominating, generic_start
+from oversmooth.prediction.theory.arnoldi import Dominating, dominating, dominating_each, generic_start
 from oversmooth.prediction.theory.causal import causal_radius
 from oversmooth.prediction.theory.operator import LayerOperator, centre
 from oversmooth.prediction.theory.radius import ROUNDING, Radius, exact_radius, krylov_radius, with_idle
+from oversmooth.prediction.theory.token_space import Problem, TokenSpace, begun_from
 
-DENSE_DC = 256
+DENSE_DC = 512
 """Largest DC problem whose eigenvalues are all computed; larger ones are searched until only rounding is left."""
 DENSE_AC = 256
 """Largest AC problem (tokens times features) whose eigenvalues are all computed."""
@@ -88,30 +90,55 @@ def ac_radius(
     residual is below `tolerance` times the modulus, and below what separates the radius from `against`. Undefined for a
     single token.
     """
-    assert operator.tokens > 1, "one token has nothing to differ from"
-    if operator.tokens * operator.path.d_model <= DENSE_AC:
-        return dense_ac_radius(operator)
-    if operator.is_causal:
-        return causal_radius(operator, tolerance=min(tolerance, CAUSAL), max_applications=max_applications)
+    return ac_radii([operator], [against], tolerance=tolerance, max_applications=max_applications)[0]
+
+
+def ac_radii(
+    operators: Sequence[LayerOperator],
+    against: Sequence[float | None],
+    *,
+    space: TokenSpace | None = None,
+    tolerance: float = COARSE,
+    max_applications: int = MAX_APPLICATIONS,
+) -> list[Radius]:
+    """`rho_ac` of operators with one value path and one attention, which differ in skip connection and scale only.
+
+    All are read from one Krylov space, in the token space of a long sequence where it is given.
+    """
+    first = operators[0]
+    assert first.tokens > 1, "one token has nothing to differ from"
+    if first.tokens * first.path.d_model <= DENSE_AC:
+        return [dense_ac_radius(operator) for operator in operators]
+    if first.is_causal:
+        finer = min(tolerance, CAUSAL)
+        return [causal_radius(item, tolerance=finer, max_applications=max_applications) for item in operators]
+    if not first.path.is_reducible and len(operators) > 1:  # the norm after the sum acts on the skip connection too
+        each = [ac_radii([a], [b], space=space, tolerance=tolerance) for a, b in zip(operators, against, strict=True)]
+        return [radius for (radius,) in each]
+    problem = Problem.of(first)
+    wanted = [problem.wanted(item, number) for item, number in zip(operators, against, strict=True)]
+    options = {"tolerance": tolerance, "finest": FINE[first.path.w_v.dtype], "max_applications": max_applications}
+    start = centre(generic_start(first.tokens, problem.width, like=first.path.w_v)).flatten()
+    found: list[Dominating | None] = [None] * len(wanted)
+    if space is not None:
+        in_space = space.dominating_each(first, wanted, **options)  # type: ignore[arg-type]
+        found = [answer if answer.converged else None for answer in in_space]
+        start = begun_from(start, [answer for answer in in_space if not answer.converged])
+    rest = [wish for wish, answer in zip(wanted, found, strict=True) if answer is None]
+    direct = iter(dominating_each(problem.step, start, rest, **options))  # type: ignore[arg-type]
+    answers = [answer or next(direct) for answer in found]
+    return [_ac_radius(*item) for item in zip(operators, answers, against, strict=True)]
+
+
+def _ac_radius(operator: LayerOperator, found: Dominating, against: float | None) -> Radius:
+    """What was found for one operator, with its direction in the features unless `against` dominates it."""
     path, n = operator.path, operator.tokens
-    is_reduced = path.is_reducible
-    width = path.channels if is_reduced else path.d_model
-    step = operator.reduced if is_reduced else operator.centred
-    found = dominating(
-        lambda v: step(v.view(n, width)).flatten(),
-        centre(generic_start(n, width, like=path.w_v)).flatten(),
-        shift=operator.skip if is_reduced else 0.0,
-        factor=1.0 / operator.scale if is_reduced else 1.0,
-        tolerance=tolerance,
-        against=against,
-        finest=FINE[path.w_v.dtype],
-        max_applications=max_applications,
-    )
-    real, imaginary = (part.view(n, width) for part in found.vector)
-    if is_reduced:
-        real, imaginary = (operator.mixed(part) @ path.output_rows for part in (real, imaginary))
+    vector = None
+    if against is None or abs(found.value) >= against:
+        parts = torch.stack(found.vector).view(2, n, -1)
+        vector = tuple(operator.mixed(parts) @ path.output_rows if path.is_reducible else parts)
     upper = float("inf") if found.converged else norm_bound(operator, attention_norms(operator))
-    radius = krylov_radius(found, upper, vector=(real, imaginary))
+    radius = krylov_radius(found, upper, vector=vector)
     return with_idle(radius, operator.skip, (n - 1) * path.idle_features)
 
 

@@ -1,24 +1,25 @@
 """Everything the theory says about one layer on one sequence, as plain numbers; tensors end here."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oversmooth.prediction.theory.asymptotics import Asymptotics, asymptotics
+from oversmooth.prediction.theory.asymptotics import Asymptotics, asymptotics_each
 from oversmooth.prediction.theory.heads import TOKENS_UP_TO, HeadTheorem, dobrushin, head_theorems
 from oversmooth.prediction.theory.ladder import Ladder, climb, log_ratios
 from oversmooth.prediction.theory.layer import AttentionLayer
 from oversmooth.prediction.theory.operator import LayerOperator
 from oversmooth.prediction.theory.simulate import SimulatedStep, simulate
+from oversmooth.prediction.theory.token_space import MANY_TOKENS, TokenSpace
 from oversmooth.prediction.theory.what_if import WhatIf
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class ChangedSample:
-    """The ladder of a changed layer; `rungs[0]` is `None` where the sequence was not solved."""
+    """The ladder of a changed layer; `rungs[0]` is `None` where the sequence, or the change, was not solved."""
 
     rungs: tuple[float | None, ...]
     solved: Asymptotics | None
@@ -68,17 +69,21 @@ def sample_layer(
     solve: bool,
     with_heads: bool = True,
     changes: Sequence[Changed] = (),
+    solve_changes: bool = True,
     simulate_steps: int = 0,
 ) -> tuple[LayerSample, LayerOperator]:
     """All rungs and the measurement of one layer, from the stream before and after its branch was added.
 
-    `solve` adds the eigenvalue problems: rung 0 in every view, and the heads. Also returns the operator with
+    `solve` adds the eigenvalue problems: rung 0 in every view, and the heads; without `solve_changes`, rung 0 of a
+    changed layer only where it is read from the Krylov space of the layer as it is. Also returns the operator with
     everything folded in, for the product over depth.
     """
     ladder = climb(layer, attention, x)
     scale, spread, smallest = _scale(ladder)
     folded = _folded_operator(layer, ladder)
-    acting = asymptotics(ladder.operator) if solve else None
+    made = [change for change in changes if change.layer]
+    solver = _Solver.of(layer, ladder, made, solve_changes=solve_changes) if solve else None
+    acting = solver.acting if solver else None
     before, behind = log_ratios(torch.stack([x, after]))
     short = attention.shape[-1] <= TOKENS_UP_TO
     sample = LayerSample(
@@ -89,12 +94,12 @@ def sample_layer(
         scale=scale,
         scale_spread=spread,
         smallest_scale=smallest,
-        plain=_plain(layer, ladder, acting),
-        folded=_folded(folded, ladder, acting),
+        plain=_plain(layer, ladder, solver),
+        folded=_folded(folded, ladder, solver),
         acting=acting,
         heads=tuple(head_theorems(ladder.operator)) if solve and with_heads and short else (),
         dobrushin=tuple(dobrushin(attention).tolist()) if solve and with_heads and short else (),
-        changes=tuple(_changed(change, attention, x, acting, solve) for change in changes if change.layer),
+        changes=tuple(_changed(change, ladder, x, solver) for change in made),
         simulation=tuple(simulate(ladder.operator, x, simulate_steps)) if simulate_steps else (),
     )
     return sample, folded or ladder.operator
@@ -114,33 +119,64 @@ def _folded_operator(layer: AttentionLayer, ladder: Ladder) -> LayerOperator | N
         return None
     if layer.folded is layer.branch:
         return ladder.operator
-    acting = ladder.operator
-    return LayerOperator(path=layer.folded, attention=acting.attention, scale=acting.scale, skip=layer.skip)
+    return replace(ladder.operator, path=layer.folded)
 
 
-def _plain(layer: AttentionLayer, ladder: Ladder, acting: Asymptotics | None) -> Asymptotics | None:
-    if acting is None or layer.branch is layer.plain:
-        return acting
-    return asymptotics(LayerOperator(path=layer.plain, attention=ladder.operator.attention, skip=layer.skip))
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class _Solver:
+    """The eigenvalue problems of one layer on one sequence, which share what they can."""
+
+    acting: Asymptotics
+    """The layer as it acts across the branch."""
+    shifted: Mapping[WhatIf, Asymptotics]
+    """Changes that only shift or scale it, from the same Krylov space."""
+    space: TokenSpace | None
+    """The token space of a long sequence."""
+    solve_changes: bool
+
+    @classmethod
+    def of(cls, layer: AttentionLayer, ladder: Ladder, changes: Sequence[Changed], *, solve_changes: bool) -> "_Solver":
+        acting = ladder.operator
+        is_long = acting.tokens >= MANY_TOKENS and not acting.is_causal
+        space = TokenSpace(acting.attention) if is_long else None
+        operators = {item.change: item.change.operator(layer, acting) for item in changes}
+        apart = {change: found for change, found in operators.items() if found is not None and found is not acting}
+        first, *rest = asymptotics_each([acting, *apart.values()], space)
+        shifted = dict(zip(apart, rest, strict=True)) | {
+            change: first for change, found in operators.items() if found is acting
+        }
+        return cls(acting=first, shifted=shifted, space=space, solve_changes=solve_changes)
+
+    def solve(self, operator: LayerOperator) -> Asymptotics:
+        is_same = self.space is not None and operator.attention is self.space.attention
+        return asymptotics_each([operator], self.space if is_same else None)[0]
+
+    def changed(self, change: WhatIf, operator: LayerOperator) -> Asymptotics | None:
+        """What a change leads to; `None` where that is a problem of its own and was not asked for."""
+        if change in self.shifted:
+            return self.shifted[change]
+        return self.solve(operator) if self.solve_changes else None
 
 
-def _folded(folded: LayerOperator | None, ladder: Ladder, acting: Asymptotics | None) -> Asymptotics | None:
-    if acting is None or folded is None:
+def _plain(layer: AttentionLayer, ladder: Ladder, solver: _Solver | None) -> Asymptotics | None:
+    if solver is None:
         return None
-    return acting if folded is ladder.operator else asymptotics(folded)
+    if layer.branch is layer.plain:
+        return solver.acting
+    return solver.solve(replace(ladder.operator, path=layer.plain, scale=1.0))
+
+
+def _folded(folded: LayerOperator | None, ladder: Ladder, solver: _Solver | None) -> Asymptotics | None:
+    if solver is None or folded is None:
+        return None
+    return solver.acting if folded is ladder.operator else solver.solve(folded)
 
 
 def _changed(
-    changed: Changed,
-    attention: Float[Tensor, "head token token"],
-    x: Float[Tensor, "token d_model"],
-    acting: Asymptotics | None,
-    solve: bool,
+    changed: Changed, ladder: Ladder, x: Float[Tensor, "token d_model"], solver: _Solver | None
 ) -> ChangedSample:
     assert changed.layer is not None
-    ladder = climb(changed.layer, changed.change.attention(attention), x)
-    if not solve:
-        return ChangedSample(rungs=(None, *ladder.rungs), solved=None)
-    solved = acting if changed.change.keeps_operator else asymptotics(ladder.operator)
-    assert solved is not None
-    return ChangedSample(rungs=(solved.exponent, *ladder.rungs), solved=solved)
+    known = ladder.operator.facts
+    found = climb(changed.layer, changed.change.attention(known.attention), x, known)
+    solved = solver.changed(changed.change, found.operator) if solver else None
+    return ChangedSample(rungs=(solved.exponent if solved else None, *found.rungs), solved=solved)

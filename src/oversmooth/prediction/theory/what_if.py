@@ -19,6 +19,7 @@ from oversmooth.control.norms import SIGNED_NORMS, flipped_norm
 from oversmooth.control.projection import Form, kept_weights
 from oversmooth.errors import BadValue, NotSupported, UnknownName
 from oversmooth.prediction.theory.layer import AttentionLayer
+from oversmooth.prediction.theory.operator import LayerOperator
 
 # --- changed attention ----------------------------------------------------------------------------------------------
 
@@ -87,8 +88,9 @@ class WhatIf:
     """As it was asked for."""
     layer: Callable[[AttentionLayer], AttentionLayer]
     attention: Callable[[Attention], Attention]
-    keeps_operator: bool = False
-    """Whether rungs 0 to 3 stay as they are."""
+    operator: Callable[[AttentionLayer, LayerOperator], LayerOperator | None] = lambda layer, operator: None
+    """What the change makes of the layer's operator where it only shifts or scales it, so that its eigenvalues can be
+    read where those of the layer as it is are found; `None` elsewhere."""
     why_not: Callable[[AttentionLayer], str | None] = lambda layer: None
     """Why the change means nothing for a layer; `None` where it does."""
 
@@ -130,11 +132,29 @@ def _attention_only(
 
 
 def _layer_only(
-    change: Callable[..., AttentionLayer], why_not: Callable[[AttentionLayer], str | None] = _applies
+    change: Callable[..., AttentionLayer],
+    operator: Callable[..., LayerOperator | None] = lambda layer, operator, *numbers: None,
+    why_not: Callable[[AttentionLayer], str | None] = _applies,
 ) -> Builder:
-    return lambda name, *numbers: WhatIf(
-        name=name, layer=lambda layer: change(layer, *numbers), attention=_same, why_not=why_not
-    )
+    def build(name: str, *numbers: float) -> WhatIf:
+        return WhatIf(
+            name=name,
+            layer=lambda layer: change(layer, *numbers),
+            attention=_same,
+            operator=lambda layer, found: operator(layer, found, *numbers),
+            why_not=why_not,
+        )
+
+    return build
+
+
+def _times(operator: LayerOperator, factor: float) -> LayerOperator | None:
+    return dataclasses.replace(operator, scale=operator.scale / factor) if factor else None
+
+
+def _map_times(layer: AttentionLayer, operator: LayerOperator, factor: float) -> LayerOperator | None:
+    """A norm on the branch would divide the factor out again."""
+    return None if layer.norm_on_branch is not None else _times(operator, factor)
 
 
 def _feat_scale(name: str, t1: float, t2: float) -> WhatIf:
@@ -174,7 +194,7 @@ def _no_biases(name: str) -> WhatIf:
         name=name,
         layer=lambda layer: dataclasses.replace(layer, has_biases=False),
         attention=_same,
-        keeps_operator=True,
+        operator=lambda layer, operator: operator,
     )
 
 
@@ -190,14 +210,35 @@ def _interval(name: str, low: float, high: float) -> WhatIf:
 
 
 WHAT_IFS: dict[str, tuple[str, Builder, int, int]] = {
-    "no_skip": ("", _layer_only(lambda layer: dataclasses.replace(layer, skip=0.0)), 0, 0),
-    "flip_norms": ("", _layer_only(_flipped, _no_norm_on_branch), 0, 0),
-    "positive_norms": ("", _layer_only(lambda layer: _with_norms(layer, torch.abs), _no_norm_on_branch), 0, 0),
+    "no_skip": (
+        "",
+        _layer_only(
+            lambda layer: dataclasses.replace(layer, skip=0.0),
+            lambda layer, operator: dataclasses.replace(operator, skip=0.0),
+        ),
+        0,
+        0,
+    ),
+    "flip_norms": (
+        "",
+        _layer_only(_flipped, lambda layer, operator: _times(operator, -1.0), why_not=_no_norm_on_branch),
+        0,
+        0,
+    ),
+    "positive_norms": ("", _layer_only(lambda layer: _with_norms(layer, torch.abs), why_not=_no_norm_on_branch), 0, 0),
     "no_biases": ("", _no_biases, 0, 0),
-    "scale": ("FACTOR", _layer_only(_scaled_map), 1, 1),
+    "scale": ("FACTOR", _layer_only(_scaled_map, _map_times), 1, 1),
     "interval": ("LOW,HIGH", _interval, 2, 2),
-    "layerscale": ("GAIN", _layer_only(_scaled), 1, 1),
-    "residual_scaling": ("LAYERS", _layer_only(lambda layer, count: _scaled(layer, count**-0.5)), 1, 1),
+    "layerscale": ("GAIN", _layer_only(_scaled, lambda layer, operator, gain: _times(operator, gain)), 1, 1),
+    "residual_scaling": (
+        "LAYERS",
+        _layer_only(
+            lambda layer, count: _scaled(layer, count**-0.5),
+            lambda layer, operator, count: _times(operator, count**-0.5),
+        ),
+        1,
+        1,
+    ),
     "attnscale": ("W", _attention_only(attn_scale), 1, 1),
     "featscale": ("T1,T2", _feat_scale, 2, 2),
     "centered": ("", _attention_only(centred_attention), 0, 0),
