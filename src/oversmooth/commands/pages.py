@@ -53,6 +53,9 @@ def report(
         Path | None, typer.Option(help="Also save the analysis as JSON; `report` and `compare` can open it again.")
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write PDF, PNG and SVG figures into this folder.")] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="Also write every table as CSV and Parquet into this folder.")
+    ] = None,
     solve: Solve = 2,
     what_if: WhatIfs = None,
     run: Annotated[
@@ -84,6 +87,11 @@ def report(
             write_whole(save, lambda partial: partial.write_text(text, encoding="utf-8"))
         if figures is not None:
             for path in write_figures(analyses[0], figures):
+                typer.echo(path, err=True)
+        if tables is not None:
+            from oversmooth.output.exports import write_tables
+
+            for path in write_tables(analyses[0], tables):
                 typer.echo(path, err=True)
     _put(page, output, format)
 

@@ -1,0 +1,49 @@
+"""Tables of an analysis as files that other programs read."""
+
+import csv
+
+import pytest
+
+import oversmooth as osm
+from oversmooth.output.exports import tables_of, write_tables
+from tests.contract.tiny_models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    model, batch = tiny_model("bert")
+    return osm.analyze(model, [batch], what_ifs=["no_skip"])
+
+
+def test_every_table_is_written_in_both_formats_with_model_and_provenance(analysis, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    written = write_tables(analysis, tmp_path / "tables")
+    names = {path.name for path in written}
+    for table in ("spectra", "spectra_heads", "verification", "features", "attribution", "theory", "what_ifs"):
+        assert {f"{table}.csv", f"{table}.parquet"} <= names
+    for path in written:
+        if path.suffix == ".csv":
+            with path.open(newline="") as file:
+                rows = list(csv.DictReader(file))
+            again = pandas.read_parquet(path.with_suffix(".parquet"))
+            assert list(again.columns) == list(rows[0])
+            assert len(again) == len(rows)
+            assert {row["weights_sha256"] for row in rows} == {analysis.inspection.provenance.weights_sha256}
+
+
+def test_attribution_rows_add_up_to_the_totals(analysis):
+    rows = dict(tables_of(analysis))["attribution"]
+    measured = analysis.measurement
+    for tokens, found in (("as they are", measured.attributions), ("unit length", measured.unit_attributions)):
+        changes = [row["change"] for row in rows if row["tokens"] == tokens]
+        assert sum(changes) == pytest.approx(sum(item.total for item in found))
+    assert {row["data_sha256"] for row in rows} == {measured.data.sha256}
+
+
+def test_rows_of_a_table_have_the_same_columns_and_plain_values(analysis):
+    for name, rows in tables_of(analysis):
+        assert len({tuple(row) for row in rows}) == 1, name
+        assert next(iter(rows[0])) == "model"
+        for row in rows:
+            assert all(value is None or isinstance(value, bool | int | float | str) for value in row.values())
