@@ -40,7 +40,7 @@ from oversmooth.models.stores.module import describe
 from oversmooth.output.whole_files import write_whole
 
 TABLE = Path(oversmooth.__file__).parent / "models/families_table.json"
-CPU_SECONDS = 30
+CPU_SECONDS = 60
 WALL_SECONDS = 240
 BYTES = 8 << 30
 """Memory of the process that builds and runs a model."""

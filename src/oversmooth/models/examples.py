@@ -47,7 +47,11 @@ OURS = ("timm_vit", "torch_encoder", "torch_attention")
 
 
 def _firsts(model: nn.Module, generator: torch.Generator) -> Iterator[Tensor]:
-    """What the first layer could take."""
+    """What the first layer could take, after what a timm model says of itself."""
+    declared = getattr(model, "default_cfg", None)
+    size: Sequence[int] = (declared.get("input_size") if isinstance(declared, Mapping) else None) or ()
+    if len(size) == 3:
+        yield torch.randn(1, *size, generator=generator)
     for part in model.modules():
         if isinstance(part, nn.Embedding):
             yield torch.randint(0, part.num_embeddings, (SEQUENCES, EXAMPLE_TOKENS), generator=generator)
@@ -77,10 +81,6 @@ def _width(part: nn.Module) -> int | None:
 
 
 def _sides(model: nn.Module) -> Iterator[tuple[int, int]]:
-    declared = getattr(model, "default_cfg", None)
-    size: Sequence[int] = (declared.get("input_size") if isinstance(declared, Mapping) else None) or ()
-    if len(size) == 3:
-        yield int(size[1]), int(size[2])
     for part in model.modules():
         for name in SIDE_NAMES:
             side = getattr(part, name, None)

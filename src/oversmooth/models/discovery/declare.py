@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from oversmooth.models.declaration import NORM_ROLES, Arch, Paths
@@ -41,7 +41,7 @@ def declared(
             continue
         one = seen.setdefault((layer.value.weight, layer.output.weight), Seen(layer, layout))
         one.order.append(order)
-    stacks = _stacks(list(seen.values()))
+    stacks = _stacks(list(seen.values()), [one.weight for one in refused])
     labels = labels_of([template for template, _ in stacks])
     return tuple(
         _arch(trace, template, members, label, f"{name}.{label}" if label else name, kind)
@@ -55,11 +55,13 @@ Stacked = tuple[str, list[Seen]]
 """Path of the block with `{i}` (or the listed paths of blocks without a number), and its layers."""
 
 
-def _stacks(seen: Sequence[Seen]) -> list[Stacked]:
+def _stacks(seen: Sequence[Seen], refused: Collection[str]) -> list[Stacked]:
     alike: dict[tuple[object, ...], list[Seen]] = {}
     for one in seen:
-        alike.setdefault((NUMBER.sub("#", one.name), _kind(one)), []).append(one)
-    forms = Counter(NUMBER.sub("#", one.name) for one in seen)
+        alike.setdefault((_form(one.name), _kind(one)), []).append(one)
+    names = [one.name for one in seen]
+    refused = set(refused) - set(names)
+    forms = Counter(_form(one.name) for one in seen)
     found: list[Stacked] = []
     listed: dict[tuple[object, ...], list[Seen]] = {}
     for (form, kind), members in alike.items():
@@ -74,7 +76,7 @@ def _stacks(seen: Sequence[Seen]) -> list[Stacked]:
                 stages.setdefault(outer, []).append(member)
             for group in stages.values():
                 template = template_of(group[0].name, varying[-1])
-                if _is_exact(template, group, seen):
+                if _is_exact(template, group, [*names, *(other for other in refused if _form(other) == form)]):
                     found.append((template, group))
                 else:
                     listed.setdefault((_tails(group[0]), kind, template), []).extend(group)
@@ -84,10 +86,15 @@ def _stacks(seen: Sequence[Seen]) -> list[Stacked]:
     return sorted(found, key=lambda stack: stack[1][0].order[0])
 
 
-def _is_exact(template: str, group: Sequence[Seen], seen: Sequence[Seen]) -> bool:
+def _is_exact(template: str, group: Sequence[Seen], names: Sequence[str]) -> bool:
     """Whether a template means the blocks of a group and no others."""
     pattern = re.compile(re.escape(template).replace(r"\{i\}", r"\d+") + r"\.")
-    return sum(1 for one in seen if pattern.match(one.name)) == len(group)
+    return sum(1 for name in names if pattern.match(name)) == len(group)
+
+
+def _form(name: str) -> str:
+    """A name without its numbers."""
+    return NUMBER.sub("#", name)
 
 
 def _kind(one: Seen) -> tuple[object, ...]:

@@ -171,6 +171,49 @@ def test_what_the_theory_does_not_cover_is_refused_by_the_name_of_the_module(
     assert re.search(words, refusal.value.reason), refusal.value.reason
 
 
+def test_a_block_that_is_refused_is_not_taken_for_one_of_its_neighbours() -> None:
+    found = osm.discover(Model([Block(Gated()), Block(Separate()), Block(Separate())]))
+    assert [arch.paths.block for arch in found.archs] == ["blocks.1,blocks.2"]
+    assert [(one.where, one.kind) for one in found.left_out] == [("blocks.0.attn", "gate")]
+
+
+class ConvolvedBeside(Separate):
+    """A convolution of the values, added in place to the result of attention (as Nystromformer does)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(HEADS, HEADS, (3, 1), padding=(1, 0), groups=HEADS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (HEADS, D_HEAD)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        mixed = by_hand(q, k, v)
+        mixed += self.conv(v)
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+
+class Turned(Separate):
+    """Rotary positions on the values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (HEADS, D_HEAD)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None].expand(-1, D_HEAD)
+        turned = v * angle.cos() + torch.cat([-v[..., D_HEAD // 2 :], v[..., : D_HEAD // 2]], -1) * angle.sin()
+        return self.o(by_hand(q, k, turned).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("attention", "kind", "words"),
+    [
+        (ConvolvedBeside, "addition", r"blocks\.0\.attn adds a convolution to the result of attention"),
+        (Turned, "positions", r"blocks\.0\.attn turns the values by their position"),
+    ],
+)
+def test_what_changes_values_or_results_is_named(attention: type[nn.Module], kind: str, words: str) -> None:
+    with pytest.raises(RefusedArchitecture, match=words) as refusal:
+        osm.discover(Model([Block(attention()) for _ in range(2)]))
+    assert refusal.value.kind == kind
+
+
 def test_a_compiled_model_is_refused() -> None:
     model = own_model("separate q, k, v")
     model.blocks[0].compile()  # type: ignore[union-attr, operator, index]
