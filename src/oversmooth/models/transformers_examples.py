@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 TOKENS = 12
 FRAMES = 4
+BINS = ("num_mel_bins", "feature_projection_input_dim", "feature_size", "input_feat_per_channel", "n_mels", "input_dim")
 FIRST_ID = 3
 """Smaller ids are often padding, beginning and end."""
 
@@ -97,7 +98,7 @@ def _patches(sizes: Sizes) -> Iterator[Tensor]:
 
 
 def _sounds(sizes: Sizes) -> Iterator[Tensor]:
-    bins = sizes.get("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "input_dim", default=16)
+    bins = sizes.get(*BINS, default=16)
     length = sizes.get("max_length", "max_source_positions", default=0)
     for frames in dict.fromkeys((2 * length or 64, 2 * sizes.get("n_window", default=32), 256)):
         yield sizes.floats(1, bins, frames)
@@ -192,10 +193,9 @@ MAKERS: Mapping[str, Maker] = {
     ),
     "query_embeds": _one(lambda sizes: sizes.floats(1, 6, sizes.width)),
     "context": _one(lambda sizes: sizes.floats(1, TOKENS, sizes.width)),
+    # The first two numbers of a patch are its row and its column.
     "flattened_patches": _one(
-        lambda sizes: sizes.floats(
-            1, 16, 2 + sizes.get("patch_embed_hidden_size", default=sizes.channels * sizes.patch**2)
-        )
+        lambda sizes: sizes.floats(1, 16, 2 + sizes.get("patch_embed_hidden_size", default=3 * sizes.patch**2)).abs()
     ),
     "feature_lens": _one(lambda sizes: torch.tensor([64])),
     "mask": _one(lambda sizes: torch.ones(1, 64, dtype=torch.bool)),

@@ -81,6 +81,9 @@ def filled(config: Any) -> Any:
     for name, value in OPEN.items():
         if getattr(config, name, ...) is None:
             setattr(config, name, value)
+    rotary, kinds = getattr(config, "rope_parameters", None), getattr(config, "layer_types", None)
+    if isinstance(rotary, dict) and "rope_type" in rotary and kinds:
+        config.rope_parameters = {**rotary, **{kind: dict(rotary) for kind in kinds}}
     return config
 
 
