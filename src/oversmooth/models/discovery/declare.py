@@ -28,6 +28,10 @@ class Seen:
     def name(self) -> str:
         return self.layer.output.weight
 
+    @property
+    def module(self) -> str:
+        return self.layer.mixings[0].module
+
 
 def declared(
     trace: Trace, found: Sequence[FoundLayer], refused: list[Refused], name: str, kind: str
@@ -41,7 +45,7 @@ def declared(
             continue
         one = seen.setdefault((layer.value.weight, layer.output.weight), Seen(layer, layout))
         one.order.append(order)
-    stacks = _stacks(list(seen.values()), [one.weight for one in refused])
+    stacks = _stacks(list(seen.values()), [one.module for one in refused])
     labels = labels_of([template for template, _ in stacks])
     return tuple(
         _arch(trace, template, members, label, f"{name}.{label}" if label else name, kind)
@@ -59,8 +63,6 @@ def _stacks(seen: Sequence[Seen], refused: Collection[str]) -> list[Stacked]:
     alike: dict[tuple[object, ...], list[Seen]] = {}
     for one in seen:
         alike.setdefault((_form(one.name), _kind(one)), []).append(one)
-    names = [one.name for one in seen]
-    refused = set(refused) - set(names)
     forms = Counter(_form(one.name) for one in seen)
     found: list[Stacked] = []
     listed: dict[tuple[object, ...], list[Seen]] = {}
@@ -76,7 +78,7 @@ def _stacks(seen: Sequence[Seen], refused: Collection[str]) -> list[Stacked]:
                 stages.setdefault(outer, []).append(member)
             for group in stages.values():
                 template = template_of(group[0].name, varying[-1])
-                if _is_exact(template, group, [*names, *(other for other in refused if _form(other) == form)]):
+                if _is_exact(template, group, seen, set(refused) - {one.module for one in seen}):
                     found.append((template, group))
                 else:
                     listed.setdefault((_tails(group[0]), kind, template), []).extend(group)
@@ -86,10 +88,11 @@ def _stacks(seen: Sequence[Seen], refused: Collection[str]) -> list[Stacked]:
     return sorted(found, key=lambda stack: stack[1][0].order[0])
 
 
-def _is_exact(template: str, group: Sequence[Seen], names: Sequence[str]) -> bool:
-    """Whether a template means the blocks of a group and no others."""
+def _is_exact(template: str, group: Sequence[Seen], seen: Sequence[Seen], refused: Collection[str]) -> bool:
+    """Whether a template means the blocks of a group and no others, such as one whose attention is refused."""
     pattern = re.compile(re.escape(template).replace(r"\{i\}", r"\d+") + r"\.")
-    return sum(1 for name in names if pattern.match(name)) == len(group)
+    has_others = any(pattern.match(other) and _form(other) == _form(group[0].module) for other in refused)
+    return not has_others and sum(1 for one in seen if pattern.match(one.name)) == len(group)
 
 
 def _form(name: str) -> str:

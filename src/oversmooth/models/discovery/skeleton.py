@@ -98,7 +98,7 @@ def _rotary_sections(config: Any) -> None:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         half = int(width * (rotary.get("partial_rotary_factor") or 1)) // 2
         if sum(rotary.get("mrope_section") or ()) != half:
-            rotary["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
+            rotary["mrope_section"] = [half // 3, half // 3, half - 2 * (half // 3)]
 
 
 def _set(config: Any, name: str, value: Any, old: Any) -> None:
