@@ -11,7 +11,7 @@ from oversmooth.models.discovery.blocks import FoundLayer, Refused, readers_of
 from oversmooth.models.discovery.graph import Node
 from oversmooth.models.discovery.layout import Layout, layout_of
 from oversmooth.models.discovery.obstacles import Obstacle
-from oversmooth.models.discovery.spelling import NUMBER, labels_of, relative, shared, spelled, template_of
+from oversmooth.models.discovery.spelling import NUMBER, labels_of, relative, shared, spelled, template_of, unnumbered
 from oversmooth.models.discovery.trace import Trace
 
 
@@ -62,8 +62,8 @@ Stacked = tuple[str, list[Seen]]
 def _stacks(seen: Sequence[Seen], refused: Collection[str]) -> list[Stacked]:
     alike: dict[tuple[object, ...], list[Seen]] = {}
     for one in seen:
-        alike.setdefault((_form(one.name), _kind(one)), []).append(one)
-    forms = Counter(_form(one.name) for one in seen)
+        alike.setdefault((unnumbered(one.name), _kind(one)), []).append(one)
+    forms = Counter(unnumbered(one.name) for one in seen)
     found: list[Stacked] = []
     listed: dict[tuple[object, ...], list[Seen]] = {}
     for (form, kind), members in alike.items():
@@ -91,13 +91,8 @@ def _stacks(seen: Sequence[Seen], refused: Collection[str]) -> list[Stacked]:
 def _is_exact(template: str, group: Sequence[Seen], seen: Sequence[Seen], refused: Collection[str]) -> bool:
     """Whether a template means the blocks of a group and no others, such as one whose attention is refused."""
     pattern = re.compile(re.escape(template).replace(r"\{i\}", r"\d+") + r"\.")
-    has_others = any(pattern.match(other) and _form(other) == _form(group[0].module) for other in refused)
+    has_others = any(pattern.match(other) and unnumbered(other) == unnumbered(group[0].module) for other in refused)
     return not has_others and sum(1 for one in seen if pattern.match(one.name)) == len(group)
-
-
-def _form(name: str) -> str:
-    """A name without its numbers."""
-    return NUMBER.sub("#", name)
 
 
 def _kind(one: Seen) -> tuple[object, ...]:

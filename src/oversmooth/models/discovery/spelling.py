@@ -7,6 +7,11 @@ from collections.abc import Sequence
 NUMBER = re.compile(r"\d+")
 
 
+def unnumbered(name: str) -> str:
+    """A name without its numbers: the same for alike blocks."""
+    return NUMBER.sub("#", name)
+
+
 def template_of(name: str, place: int) -> str:
     """The path of the block that a tensor is in, `{i}` standing for the number at a place among its numbers.
 
