@@ -12,7 +12,7 @@ MOVES = KEEPS_VALUES | _names(
     "view _unsafe_view reshape _reshape_alias transpose t permute expand slice select split split_with_sizes chunk "
     "unbind squeeze unsqueeze clone contiguous alias detach cat stack index_select index gather roll flip repeat "
     "repeat_interleave constant_pad_nd _to_copy copy_ unfold im2col movedim narrow lift_fresh "
-    "index_put index_put_ slice_scatter select_scatter pixel_shuffle pixel_unshuffle as_strided"
+    "index_put index_put_ slice_scatter select_scatter pixel_shuffle pixel_unshuffle"
 )
 """The result holds numbers of the arguments and nothing else, perhaps in another order, precision or number."""
 

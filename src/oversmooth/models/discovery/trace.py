@@ -192,10 +192,7 @@ class Trace(TorchDispatchMode):
             return torch.full(leaf.shape, NOTHING, dtype=torch.float64) if found is None else found
 
         try:
-            if op == "as_strided":
-                moved = [_strided(shadow(args[0]), args[0], made[0])]
-            else:
-                moved = _move(func, op, tree_map_only(Tensor, shadow, args), kwargs, made[0])
+            moved = _move(func, op, tree_map_only(Tensor, shadow, args), kwargs, made[0])
         except (RuntimeError, TypeError, NotImplementedError):
             return  # a move that has no meaning on the shadow's layout: the numbers count as changed
         for tensor, codes in zip(made, moved, strict=False):
@@ -289,12 +286,6 @@ def _move(func: Any, op: str, args: Any, kwargs: dict[str, Any], like: Tensor) -
         return [func(args[0] - NOTHING, *args[1:]) + NOTHING]
     moved = func(*args, **{name: value for name, value in kwargs.items() if name not in ("dtype", "device", "layout")})
     return [moved] if isinstance(moved, Tensor) else list(moved)
-
-
-def _strided(codes: Codes, like: Tensor, made: Tensor) -> Codes:
-    """The shadow of a view by strides: it has to lie in memory as the tensor itself does."""
-    same = torch.empty_strided(like.shape, like.stride(), dtype=codes.dtype).copy_(codes)
-    return same.as_strided(made.shape, made.stride(), made.storage_offset() - like.storage_offset())
 
 
 def _number(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
