@@ -1,7 +1,8 @@
 """Which models are covered: discovery over every model type of transformers and every family of timm.
 
-Claim: of all model types that can be built small and have softmax self-attention, at least 98 in 100 are found and proved
-(equal-token identity below 1e-4 in float32) or refused for a reason of mathematics; none is unknown and none crashes.
+The aim: of all model types that can be built small and have softmax self-attention, at least 98 in 100 are found and proved
+(equal-token identity below 1e-4 in float32) or refused for a reason of mathematics. The table says how far that is true:
+what could not be built or run here is counted as such, with the reason.
 
 Writes `src/oversmooth/models/families_table.json`, which `oversmooth architectures` and the docs show. Goes on where it was
 stopped: rows of the same versions are kept. Names of types, libraries or states on the command line are examined again.
