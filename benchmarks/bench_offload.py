@@ -3,11 +3,11 @@
 1. peak memory below 2 GiB each;
 2. at most 2.5 times as long as reading the file once plus the arithmetic of the pass.
 
-Arithmetic is what the same verb takes in memory on the first two layers of the same checkpoint, per layer, times the number
-of layers. The answer is checked first: on those two layers, numbers with and without offloading agree to 1e-4. The file is
-written here (random numbers of trained scale, the same for every layer but for their size) and deleted at the end; it is
-in the page cache when it is read, as it is after a download, for both sides. Every run is a process of its own, and the
-time of start and imports is left out. Beside it, in the numbers: the first two layers through accelerate's offloading.
+Arithmetic is the straight line through what the same verb takes in memory on the first two and the first six layers of the
+same checkpoint. The answer is checked first: on two layers, numbers with and without offloading agree to 1e-4. The file is
+written here (random numbers of trained scale, the same for every layer but for their size) and deleted at the end; it is in
+the page cache when it is read, as it is after a download, for both sides. Every run is a process of its own, and the time of
+start and imports is left out. Beside it, in the numbers: seconds per layer through accelerate's offloading.
 """
 
 import json
@@ -26,7 +26,7 @@ SIZES = LlamaSizes(
     width=3072, heads=24, value_heads=8, head_width=128, mlp=8192, vocabulary=32000, has_output_matrix=False
 )
 LAYERS = 29
-FEW = 2
+FEW, MORE = 2, 6
 SCALE = 0.02
 SEQUENCES, TOKENS = 4, 32
 PEAK_CLAIM, TIME_CLAIM = 2 * 2**30, 2.5
@@ -67,8 +67,13 @@ def offloaded_by_accelerate(folder: Path) -> torch.nn.Module:
     """The same checkpoint with its blocks left in the file by accelerate, which maps the file into memory."""
     from transformers import AutoModel
 
-    places = {"embed_tokens": "cpu", "norm": "cpu", "rotary_emb": "cpu"} | {f"layers.{i}": "disk" for i in range(FEW)}
-    return AutoModel.from_pretrained(folder, device_map=places, offload_folder=folder.parent / "offload", dtype="auto")
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    places = {"embed_tokens": "cpu", "norm": "cpu", "rotary_emb": "cpu"} | {
+        f"layers.{i}": "disk" for i in range(layers)
+    }
+    return AutoModel.from_pretrained(
+        folder, device_map=places, offload_folder=folder.parent / f"offload-{layers}", dtype="auto"
+    )
 
 
 def timed(verb: str, folder: Path, how: str) -> tuple[dict[str, Any], int]:
@@ -85,31 +90,36 @@ def seconds_of_reading(path: Path) -> float:
     return time.perf_counter() - start
 
 
+def slope(verb: str, folders: dict[int, Path], how: str) -> tuple[float, float, list[float]]:
+    """Seconds that do not depend on the number of layers, seconds per layer, and the numbers of the smaller checkpoint."""
+    few, more = (timed(verb, folders[layers], how)[0] for layers in (FEW, MORE))
+    each = max(more["seconds"] - few["seconds"], 0.0) / (MORE - FEW)
+    return few["seconds"] - FEW * each, each, few["numbers"]
+
+
 def main() -> None:
     harness.fix()
     with tempfile.TemporaryDirectory(prefix="oversmooth-bench-") as name:
-        few = write_checkpoint(Path(name) / "few", FEW)
-        whole = write_checkpoint(Path(name) / "whole", LAYERS)
+        folders = {layers: write_checkpoint(Path(name) / str(layers), layers) for layers in (FEW, MORE, LAYERS)}
+        whole = folders[LAYERS]
         size = (whole / "model.safetensors").stat().st_size
         results: dict[str, dict[str, float]] = {}
         for verb in ("measure", "predict"):
-            in_memory, _ = timed(verb, few, "memory")
-            read_few, _ = timed(verb, few, "ours")
-            by_accelerate, _ = timed(verb, few, "accelerate")
-            for other in (read_few, by_accelerate):
-                np.testing.assert_allclose(other["numbers"], in_memory["numbers"], rtol=1e-4, atol=1e-5)
+            fixed, each, expected = slope(verb, folders, "memory")
+            others = {how: slope(verb, folders, how) for how in ("ours", "accelerate")}
+            for _, _, numbers in others.values():
+                np.testing.assert_allclose(numbers, expected, rtol=1e-4, atol=1e-5)
             found, peak = timed(verb, whole, "ours")
             reading = seconds_of_reading(whole / "model.safetensors")
-            arithmetic = in_memory["seconds"] / FEW * LAYERS
-            ratio = found["seconds"] / (reading + arithmetic)
             results[verb] = {
                 "seconds": found["seconds"],
                 "seconds_of_reading": reading,
-                "seconds_of_arithmetic": arithmetic,
-                "ratio": ratio,
+                "seconds_of_arithmetic": fixed + each * LAYERS,
+                "ratio": found["seconds"] / (reading + fixed + each * LAYERS),
                 "peak_bytes": peak,
-                "seconds_of_two_layers": read_few["seconds"],
-                "seconds_of_two_layers_by_accelerate": by_accelerate["seconds"],
+                "seconds_per_layer_in_memory": each,
+                "seconds_per_layer": others["ours"][1],
+                "seconds_per_layer_by_accelerate": others["accelerate"][1],
             }
     ratio = max(result["ratio"] for result in results.values())
     peak = max(result["peak_bytes"] for result in results.values())
