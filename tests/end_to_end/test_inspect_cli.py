@@ -231,7 +231,7 @@ def test_architectures_lists_every_family_and_every_refusal(oversmooth):
     assert set(ARCHITECTURES) <= words
     assert {model_type for arch in ARCHITECTURES.values() for model_type in arch.model_types} <= words
     assert set(REFUSED) <= words
-    assert "latent attention" in out
+    assert "linear or recurrent attention" in out
 
 
 def test_architectures_as_json_lists_the_same(oversmooth):
@@ -280,10 +280,10 @@ def test_verify_refuses_before_it_loads_anything(oversmooth, folder, monkeypatch
         raise AssertionError("loaded")
 
     monkeypatch.setattr(verify_module, "load_model", load)
-    edit_config(folder, model_type="deepseek_v3")
+    edit_config(folder, model_type="mamba")
     code, _, err = oversmooth("verify", folder)
     assert code == 2
-    assert "latent attention" in err
+    assert "linear or recurrent attention" in err
 
 
 def test_verify_says_of_a_bare_file_that_it_cannot_be_run(oversmooth, tmp_path):

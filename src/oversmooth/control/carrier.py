@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from oversmooth.control.attention_calls import Interception
 from oversmooth.control.rules import BranchScale, ContraNorm, LayerNormScaling, Rule, UsesFirstValues
-from oversmooth.control.selection import RULE_PREFIX, Chosen, heads_of
+from oversmooth.control.selection import RULE_PREFIX, Chosen, heads_of, without_exact_place
 from oversmooth.errors import CannotControl
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.source import Stack
@@ -33,16 +33,18 @@ class Carrier:
         self.block = store.module(each.block.path) if self.norms else None
         self.running: list[Interception] = []
         self.stream: Tensor | None = None
-        self._refuse(each.stack)
+        self._refuse(each.stack, weights)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "running": [], "stream": None}
 
-    def _refuse(self, stack: Stack) -> None:
+    def _refuse(self, stack: Stack, weights: AttentionWeights) -> None:
         """Raises where the rule has no exact place; nothing has been touched yet."""
         advice = f"Choose other layers, or another stack; osm.apply(model, {self.name!r}, stack=...)."
         if hasattr(self.attention, f"{RULE_PREFIX}{self.name}"):
             raise CannotControl(self.name, self.words, "it is already applied", "Remove it first with osm.unapply.")
+        if self._overrides(*without_exact_place(weights)):
+            raise CannotControl(self.name, self.words, f"{weights.beyond_plain}, so that it has no exact place", advice)
         if isinstance(self.rule, UsesFirstValues | LayerNormScaling) and stack.arch.shared_layers:
             reason = "one set of weights runs at several depths, so that one of them cannot be told from the others"
             raise CannotControl(self.name, self.words, reason, advice)

@@ -25,7 +25,7 @@ from oversmooth.control.projection import (
     weights_of,
     with_constant_kept,
 )
-from oversmooth.control.selection import RULE_PREFIX, Chosen, Layers, choose, heads_of, require_matrices
+from oversmooth.control.selection import RULE_PREFIX, Chosen, Layers, choose, heads_of, require_matrices, require_plain
 from oversmooth.control.token_scale import SCALES
 from oversmooth.errors import CannotControl, UnknownName
 from oversmooth.models.canonical import AttentionWeights
@@ -146,6 +146,8 @@ def constrain(
     chosen = choose(stacks, layers, stack)
     require_matrices(chosen, store.read)
     plan = [(each, each.stack.weights(each.position, log.read)) for each in chosen]
+    for each, weights in plan:
+        require_plain("An interval of eigenvalues", each, weights)
     _refuse(model, store, plan)
     if scale == "measured":
         require_followed_norms(plan)

@@ -18,7 +18,7 @@ from oversmooth.control.checkpoint import copy_checkpoint, local_checkpoint
 from oversmooth.control.constrain import layer_control
 from oversmooth.control.norms import SIGNED_NORMS, flipped_norm
 from oversmooth.control.projection import Form, kept_weights, with_constant_kept
-from oversmooth.control.selection import Chosen, Layers, choose, heads_of, require_matrices
+from oversmooth.control.selection import Chosen, Layers, choose, heads_of, require_matrices, require_plain
 from oversmooth.errors import BadValue, CannotControl, Conflict, HeadsUnknown, NothingChosen, NotSupported
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.forgotten_bake import holds_an_eigenbasis
@@ -133,6 +133,11 @@ def _refuse(chosen: list[Chosen], read: Read, change: Change) -> None:
     """Raises what cannot be done before anything is written, from the first chosen block of every stack."""
     for each in {id(each.stack): each for each in reversed(chosen)}.values():
         weights = each.stack.weights(each.position, read)
+        if change.form is not None:
+            require_plain("An interval of eigenvalues", each, weights)
+        if change.flips_norms and "gate" in weights.gains:
+            reason = "its gates read the same norm, and would change with it"
+            raise CannotControl("flip_norm_signs", each.words, reason, "Choose other layers.")
         if change.form is not None and not weights.heads_known:
             raise HeadsUnknown(each.words, "each head owns a part of the eigenbasis")
         if change.form is not None:
@@ -159,7 +164,9 @@ def _tensors(
     rows = slice(None) if old.value_rows is None else old.value_rows
     if new is not old:
         value = read(each.block.value.weight).clone()
-        (value.T if is_transposed else value)[rows] = new.w_v.flatten(0, 1).to(value.dtype)
+        (value.T if is_transposed else value)[rows] = (new.w_v.flatten(0, 1) / each.stack.arch.value_gain).to(
+            value.dtype
+        )
         output = new.w_o.flatten(1)
         stored = read(each.block.output.weight)
         found[each.block.value.weight] = value

@@ -60,6 +60,23 @@ def choose(stacks: Sequence[Stack], layers: Layers = None, stack: str | None = N
     return found
 
 
+def require_plain(verb: str, each: Chosen, weights: AttentionWeights) -> None:
+    """An interval of eigenvalues guarantees something for `A X W_V W_O` with rows that sum to one, and for nothing else."""
+    reason = weights.beyond_plain
+    if reason is None and each.stack.arch.value_gain != 1.0:
+        reason = f"its values are multiplied by {each.stack.arch.value_gain:g}"
+    if reason is not None:
+        advice = "Choose other layers, or an intervention that needs no guarantee: osm.apply(model, 'layerscale')."
+        raise CannotControl(verb, each.words, f"{reason}, which the guarantee does not cover", advice)
+
+
+def without_exact_place(weights: AttentionWeights) -> tuple[str, ...]:
+    """Steps of attention that a rule cannot change exactly: mixed heads behind a gate or norm, and what is no softmax."""
+    has_gains = bool(weights.gains) or "inner_norm" in weights.norms
+    is_softmax = not {"sink", "differential"} & set(weights.gains)
+    return (*(["mixed"] if has_gains else []), *([] if is_softmax else ["product", "probabilities", "seen"]))
+
+
 def require_matrices(chosen: Sequence[Chosen], read: Callable[[str], Tensor]) -> None:
     """Weights that are changed in place are matrices of a known orientation, one row or column per channel."""
     for each in {id(each.stack): each for each in reversed(chosen)}.values():

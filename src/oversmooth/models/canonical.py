@@ -1,9 +1,11 @@
 """The canonical form of an attention layer's value path, whatever the storage:
 
 w_v (n_kv, d_head, d_model)     w_o (d_model, n_heads, d_head)     acting from the left on column vectors
+
+Values that are made from a latent have a chain instead, `w_v (n_kv, d_head, latent)` behind `latent.w (latent, d_model)`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -12,10 +14,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from oversmooth.errors import AdapterMismatch, ConfigMismatch, HeadsUnknown
-from oversmooth.models.declaration import Arch, Fused, Residual, Rows
+from oversmooth.errors import ConfigMismatch, HeadsUnknown
+from oversmooth.models.declaration import Arch, Gain, Residual
 from oversmooth.models.resolve import BlockNames, TensorNames
 from oversmooth.models.sizes import Sizes
+from oversmooth.models.stored import (
+    Read,
+    read_matrix,
+    read_value_bias,
+    read_vector,
+    rows_behind_keys,
+    value_rows,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,26 +33,23 @@ class Norm:
     """A normalization layer: subtract the feature mean (`layer` only), divide by the scale, multiply by `weight`."""
 
     kind: Literal["layer", "rms"]
-    weight: Float[Tensor, " d_model"]
-    bias: Float[Tensor, " d_model"] | None = None
+    weight: Float[Tensor, " width"]
+    bias: Float[Tensor, " width"] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionWeights:
-    """The value path of one attention layer in canonical form, with the norms around it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """What stands between the stream and the values: a projection to fewer channels. A norm on it is `latent_norm`."""
 
-    w_v: Float[Tensor, "kv d_head d_model"]
+    w: Float[Tensor, "latent d_model"]
+    b: Float[Tensor, " latent"] | None = None
+
+
+class ValueSizes:
+    """Sizes that the two weights of a value path state."""
+
+    w_v: Float[Tensor, "kv d_head read"]
     w_o: Float[Tensor, "d_model head d_head"]
-    b_v: Float[Tensor, "kv d_head"] | None = None
-    b_o: Float[Tensor, " d_model"] | None = None
-    residual: Residual = "pre"
-    norms: Mapping[str, Norm] = field(default_factory=dict)
-    gain: Float[Tensor, " d_model"] | None = None
-    """Multiplies the attention branch, per channel."""
-    heads_known: bool = True
-    """False where no config gave the number of heads: the layer is one head then, exact for the layer as a whole."""
-    value_rows: Int[Tensor, " rows"] | None = None
-    """Rows of the values inside the fused weight, for writing back; `None` where values have a weight of their own."""
 
     @property
     def d_model(self) -> int:
@@ -59,6 +66,57 @@ class AttentionWeights:
     @property
     def d_head(self) -> int:
         return self.w_v.shape[1]
+
+    @property
+    def channels(self) -> int:
+        """Value channels K = n_kv d_head: the rank of H is at most this."""
+        return self.n_kv * self.d_head
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionWeights(ValueSizes):
+    """The value path of one attention layer in canonical form, with the norms around it."""
+
+    w_v: Float[Tensor, "kv d_head read"]
+    w_o: Float[Tensor, "d_model head d_head"]
+    latent: Latent | None = None
+    """What the values read, where it is not the stream itself."""
+    gains: tuple[Gain, ...] = ()
+    """What else multiplies the token that is written; only a running model shows by how much."""
+    b_v: Float[Tensor, "kv d_head"] | None = None
+    b_o: Float[Tensor, " d_model"] | None = None
+    residual: Residual = "pre"
+    norms: Mapping[str, Norm] = field(default_factory=dict)
+    gain: Float[Tensor, " d_model"] | None = None
+    """Multiplies the attention branch, per channel."""
+    heads_known: bool = True
+    """False where no config gave the number of heads: the layer is one head then, exact for the layer as a whole."""
+    value_rows: Int[Tensor, " rows"] | None = None
+    """Rows of the values inside the fused weight, for writing back; `None` where values have a weight of their own."""
+
+    @property
+    def d_read(self) -> int:
+        """Width of what the value path reads."""
+        return (self.w_v if self.latent is None else self.latent.w).shape[-1]
+
+    @property
+    def core_width(self) -> int:
+        """Channels of the narrowest place on the value path, beside the width of the model: H has no larger rank."""
+        return self.channels if self.latent is None else min(self.channels, self.latent.w.shape[0])
+
+    @property
+    def beyond_plain(self) -> str | None:
+        """Why what is proved for `A X W_V W_O` with rows that sum to one does not cover this layer; `None` if it does."""
+        if self.latent is not None:
+            return f"values are made from a latent of {self.latent.w.shape[0]} channels"
+        if "inner_norm" in self.norms:
+            return "a norm between attention and the output projection divides what every token writes"
+        words = {
+            "gate": "a gate multiplies what every token writes",
+            "sink": "a sink takes part of every row of attention",
+            "differential": "one attention is subtracted from another",
+        }
+        return words[self.gains[0]] if self.gains else None
 
     @cached_property
     def w_o_shared(self) -> Float[Tensor, "d_model kv d_head"]:
@@ -87,98 +145,72 @@ def summed_over_groups(
     return total
 
 
-def value_rows(fused: Fused | Rows, n_heads: int, n_kv: int, d_head: int) -> Int[Tensor, " rows"]:
-    """Rows of the values inside a fused query-key-value weight, in the order (value head, channel).
-
-    >>> value_rows("stacked", n_heads=2, n_kv=1, d_head=2)
-    tensor([6, 7])
-    >>> value_rows("grouped", n_heads=2, n_kv=2, d_head=1)
-    tensor([2, 5])
-    """
-    if isinstance(fused, Rows):
-        heads = torch.arange(n_kv)[:, None] * fused.per_head
-        return (fused.first + heads + torch.arange(d_head) * fused.per_channel).flatten()
-    if fused == "stacked":
-        return torch.arange((n_heads + n_kv) * d_head, (n_heads + 2 * n_kv) * d_head)
-    per_group = n_heads // n_kv + 2
-    group = torch.arange(n_kv)[:, None] * per_group * d_head
-    return (group + (per_group - 1) * d_head + torch.arange(d_head)).flatten()
-
-
-def assemble(
-    arch: Arch, sizes: Sizes, block: BlockNames, read: Callable[[str], Tensor], branch_gain: float = 1.0
-) -> AttentionWeights:
+def assemble(arch: Arch, sizes: Sizes, block: BlockNames, read: Read, branch_gain: float = 1.0) -> AttentionWeights:
     """Reads one block's tensors and brings them into canonical form, in the dtype in which they are stored."""
-    value = _matrix(arch, block.value.weight, read, arch.value_axes, "in")
-    output = _matrix(arch, block.output.weight, read, arch.output_axes, "out")
+    output = read_matrix(arch, block.output.weight, read, arch.output_axes, "out")
     d_model, inner = output.shape
     if sizes.d_model not in (None, d_model):
         raise ConfigMismatch("the width", sizes.d_model, d_model, block.output.weight)
-    n_heads, n_kv, d_head = _head_sizes(arch, sizes, block, value, inner)
-    rows = None
-    b_v = _value_bias(arch, block.value.bias, value.shape[0], n_kv * d_head, read) if block.value.bias else None
-    if block.is_fused:
-        expected = (n_heads + 2 * n_kv) * d_head
-        if value.shape[0] != expected and not isinstance(arch.fused, Rows):
-            says = f"{n_heads} heads and {n_kv} value heads of size {d_head}, so {expected} rows"
-            raise ConfigMismatch("the heads", says, f"{value.shape[0]} rows", block.value.weight)
-        rows = value_rows(arch.fused, n_heads, n_kv, d_head)
-        b_v = b_v[rows] if b_v is not None and len(b_v) == len(value) else b_v
-        value = value[rows]
-    if tuple(value.shape) != (n_kv * d_head, d_model):
-        says = f"{n_kv} value heads of size {d_head} at width {d_model}"
+    value = read_matrix(arch, block.value.weight, read, arch.value_axes, "in")
+    n_heads, n_kv, d_head = heads = _head_sizes(arch, sizes, block, value, inner)
+    value, b_v, rows = _values(arch, heads, block, value, read)
+    latent = None if block.latent is None else _latent(arch, block.latent, value.shape[1], read)
+    d_read = d_model if latent is None else value.shape[1]
+    if tuple(value.shape) != (n_kv * d_head, d_read):
+        says = f"{n_kv} value heads of size {d_head} at width {d_read}"
         raise ConfigMismatch("the value heads", says, f"shape {tuple(value.shape)}", block.value.weight)
-    gain = _vector(block.gain, d_model, read) if block.gain else None
+    gain = read_vector(block.gain, d_model, read) if block.gain else None
     if branch_gain != 1.0:
-        gain = branch_gain * (gain if gain is not None else torch.ones(d_model))
+        gain = branch_gain * (gain if gain is not None else torch.ones(d_model, dtype=torch.float64))
     w_o = output.reshape(d_model, n_heads, d_head)
     if arch.output_axes.endswith("channel head"):
         w_o = output.reshape(d_model, d_head, n_heads).transpose(1, 2)
+    widths = {"latent_norm": d_read, "inner_norm": d_head if arch.inner_norm_per_head else inner}
     return AttentionWeights(
-        w_v=value.reshape(n_kv, d_head, d_model),
+        w_v=value.reshape(n_kv, d_head, d_read),
         w_o=w_o,
+        latent=latent,
+        gains=arch.gains,
         b_v=b_v.reshape(n_kv, d_head) if b_v is not None else None,
-        b_o=_vector(block.output.bias, d_model, read) if block.output.bias else None,
+        b_o=read_vector(block.output.bias, d_model, read) if block.output.bias else None,
         residual=arch.residual,
-        norms={role: _norm(arch, names, d_model, read) for role, names in block.norms.items()},
+        norms={role: _norm(arch, names, widths.get(role, d_model), read) for role, names in block.norms.items()},
         gain=gain,
         heads_known=sizes.n_heads is not None or arch.n_heads != "config",
         value_rows=rows,
     )
 
 
-def _matrix(arch: Arch, name: str, read: Callable[[str], Tensor], axes: str, features: str) -> Float[Tensor, "out in"]:
-    """A weight as a matrix; `features` names the axis of `axes` on the features' side, all others are value channels."""
-    weight, names = read(name), axes.split()
-    if len(names) == weight.ndim and features in names:
-        moved = weight.movedim(names.index(features), -1 if features == "in" else 0)
-        return moved.flatten(0, -2) if features == "in" else moved.flatten(1)
-    if arch.proof is not None and weight.ndim > 2 and set(weight.shape[2:]) == {1}:
-        weight = weight.flatten(1)  # a convolution with a window of one
-    if weight.ndim != 2 or not weight.numel():
-        raise AdapterMismatch(arch.name, f"a matrix of numbers in {name}", f"shape {tuple(weight.shape)}")
-    return weight.T if arch.stored == "in_out" else weight
+def _values(
+    arch: Arch, heads: tuple[int, int, int], block: BlockNames, value: Float[Tensor, "rows read"], read: Read
+) -> tuple[Float[Tensor, "channel read"], Float[Tensor, " channel"] | None, Int[Tensor, " channel"] | None]:
+    """The rows of the values in their weight, their bias, and which rows these are where others stand beside them."""
+    n_heads, n_kv, d_head = heads
+    rows, name = None, block.value.weight
+    b_v = read_value_bias(arch, block.value.bias, value.shape[0], n_kv * d_head, read) if block.value.bias else None
+    if block.is_fused:
+        expected = (n_heads + 2 * n_kv) * d_head
+        if value.shape[0] != expected and arch.fused in ("stacked", "grouped"):
+            says = f"{n_heads} heads and {n_kv} value heads of size {d_head}, so {expected} rows"
+            raise ConfigMismatch("the heads", says, f"{value.shape[0]} rows", name)
+        form = rows_behind_keys(value, n_kv, d_head, name) if arch.fused == "key_value" else arch.fused
+        rows = value_rows(form, n_heads, n_kv, d_head)
+        b_v = b_v[rows] if b_v is not None and len(b_v) == len(value) else b_v
+        value = value[rows]
+    if arch.value_gain != 1.0:
+        wide = torch.promote_types(value.dtype, torch.float32)  # a product in half precision would lose digits
+        value, b_v = value.to(wide) * arch.value_gain, None if b_v is None else b_v.to(wide) * arch.value_gain
+    return value, b_v, rows
 
 
-def _value_bias(
-    arch: Arch, name: str, rows: int, channels: int, read: Callable[[str], Tensor]
-) -> Float[Tensor, " rows"]:
-    """The bias of the values: one entry per row of their weight, or per value channel where it is a tensor of its own."""
-    if arch.proof is None and not arch.paths.v_bias:
-        return _vector(name, rows, read)
-    bias = read(name).flatten()
-    if len(bias) not in (rows, channels):
-        raise ConfigMismatch("the value bias", f"{rows} or {channels} numbers", len(bias), name)
-    return bias
-
-
-def _vector(name: str, length: int, read: Callable[[str], Tensor]) -> Float[Tensor, " length"]:
-    vector = read(name)
-    if vector.ndim > 1 and max(vector.shape) == vector.numel():
-        vector = vector.flatten()  # (d_model, 1, 1), as convolutional models keep their gains
-    if tuple(vector.shape) != (length,):
-        raise ConfigMismatch("the width", f"{length} numbers, as the matrix beside it", tuple(vector.shape), name)
-    return vector
+def _latent(arch: Arch, names: TensorNames, width: int, read: Read) -> Latent:
+    """The rows of a projection that make the latent; those beside them make keys."""
+    weight = read_matrix(arch, names.weight, read, "", "in")
+    rows = slice(arch.latent_first, arch.latent_first + width)
+    if len(weight[rows]) != width:
+        says = f"{width} rows from row {arch.latent_first}"
+        raise ConfigMismatch("the latent", says, f"shape {tuple(weight.shape)}", names.weight)
+    return Latent(w=weight[rows], b=read_vector(names.bias, len(weight), read)[rows] if names.bias else None)
 
 
 def _head_sizes(arch: Arch, sizes: Sizes, block: BlockNames, value: Tensor, inner: int) -> tuple[int, int, int]:
@@ -204,11 +236,12 @@ def _head_sizes(arch: Arch, sizes: Sizes, block: BlockNames, value: Tensor, inne
     return n_heads, n_kv, d_head
 
 
-def _norm(arch: Arch, names: TensorNames, d_model: int, read: Callable[[str], Tensor]) -> Norm:
+def _norm(arch: Arch, names: TensorNames, width: int, read: Read) -> Norm:
     if not names.weight:
-        return Norm(kind="layer" if arch.norm == "layer" else "rms", weight=torch.ones(d_model))
-    weight = _vector(names.weight, d_model, read)
+        return Norm(kind="layer" if arch.norm == "layer" else "rms", weight=torch.ones(width))
+    weight = read_vector(names.weight, width, read)
     if arch.norm == "rms+1":
-        weight = weight.float() + 1.0  # stored as an offset from one; float32 because bfloat16 cannot hold 1 + small
-    bias = _vector(names.bias, d_model, read) if names.bias else None
+        wide = torch.promote_types(weight.dtype, torch.float32)  # bfloat16 cannot hold 1 + small
+        weight = weight.to(wide) + 1.0  # stored as an offset from one
+    bias = read_vector(names.bias, width, read) if names.bias else None
     return Norm(kind="layer" if arch.norm == "layer" else "rms", weight=weight, bias=bias)

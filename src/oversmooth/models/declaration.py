@@ -11,11 +11,17 @@ from typing import Any, Literal
 
 from oversmooth.models.config_fields import flag
 
-Fused = Literal["stacked", "grouped"]
+Fused = Literal["stacked", "grouped", "key_value"]
 Residual = Literal["pre", "post", "sandwich", "parallel"]
 NormKind = Literal["layer", "rms", "rms+1"]
 
-NORM_ROLES = ("attn_norm", "attn_branch_norm", "cross_norm", "ffn_norm", "ffn_branch_norm")
+NORM_ROLES = (
+    *("attn_norm", "latent_norm", "inner_norm", "attn_branch_norm"),
+    *("cross_norm", "ffn_norm", "ffn_branch_norm"),
+)
+Gain = Literal["gate", "sink", "differential"]
+"""What multiplies the token that attention writes, beside an `inner_norm`: a gate that the token computes, what a sink
+leaves of the row sum, or one attention subtracted from another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,12 @@ class Paths:
     qkv: str = ""
     v_bias: str = ""
     """The bias of the values where it is a tensor of its own, with one entry per value channel."""
+    latent: str = ""
+    """The projection to a latent from which the values are made, where values do not read the stream themselves."""
+    latent_norm: str = ""
+    """A norm on that latent."""
+    inner_norm: str = ""
+    """A norm between the mixed heads and the output projection."""
     attn_norm: str = ""
     """The norm of the attention sub-block: before it (pre, parallel) or after the sum (post)."""
     attn_branch_norm: str = ""
@@ -56,11 +68,15 @@ class Paths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Where the values are among the rows of a fused weight: `first + head * per_head + channel * per_channel`."""
+    """Where the values are among the rows of a fused weight: `first + head * per_head + channel * per_channel`.
+
+    Heads of differential attention are made of two: their second half stands `second_half` rows below the first.
+    """
 
     first: int
     per_head: int
     per_channel: int = 1
+    second_half: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,15 +102,25 @@ class Arch:
     residual: Residual = "pre"
     is_causal: bool = False
     fused: Fused | Rows = "stacked"
-    """Order of rows in a fused weight: all q, all k, all v; or per value head its queries, key, value; or by number."""
+    """Order of rows in a fused weight: all q, all k, all v; per value head its queries, key, value; per value head a key of
+    any size and its value last; or by number."""
     stored: Literal["out_in", "in_out"] = "out_in"
     value_axes: str = ""
     """Axes of a value weight that is no matrix of `stored`, such as `head in channel`."""
     output_axes: str = ""
     """The same for the output weight, such as `head channel out`; `out channel head` where heads alternate."""
+    latent_first: int = 0
+    """The first row of the latent in its projection; what is beside it makes keys."""
+    gains: tuple[Gain, ...] = ()
+    """What multiplies the token that is written, in some block at least; it is seen only while the model runs."""
+    inner_norm_per_head: bool = False
+    """Whether the inner norm takes every head by itself instead of all heads together."""
+    value_gain: float = 1.0
+    """A number that multiplies the values."""
     n_heads: int | tuple[int, ...] | Literal["config"] = "config"
     """Heads of every block, or of each block in turn, where no config says so."""
-    d_head: int | Literal["config"] = "config"
+    d_head: int | Literal["config", "shape"] = "config"
+    """Size of the value heads; `shape` takes it from the columns of the output weight."""
     n_kv: int | Literal["config", "heads", "shape"] = "config"
     """Value heads; `shape` takes them from the rows of the value weight."""
     prefix_tokens: int = 0

@@ -248,6 +248,9 @@ GRANITE = Arch(
     gguf=("granite", "granitemoe"),
     paths=_LLAMA_PATHS,
 )
+GRANITE_HYBRID = replace(
+    GRANITE, name="granite_hybrid", model_types=("granitemoehybrid",), is_hybrid=True, gguf=("granitehybrid",)
+)
 GEMMA = Arch(name="gemma", model_types=("gemma",), is_causal=True, norm="rms+1", gguf=("gemma",), paths=_LLAMA_PATHS)
 GEMMA2 = Arch(
     name="gemma2",
@@ -301,6 +304,46 @@ JAMBA = Arch(
     norm="rms",
     is_hybrid=True,
     paths=replace(_LLAMA_PATHS, ffn_norm="pre_ff_layernorm", final_norm="final_layernorm"),
+)
+
+LATENT = Arch(
+    name="latent",
+    model_types=("deepseek_v2", "deepseek_v3", "deepseek_v32", "mistral4", "youtu", "kimi_k2"),
+    is_causal=True,
+    norm="rms",
+    fused="key_value",
+    n_kv="heads",
+    d_head="shape",
+    needs_config=True,
+    gguf=("deepseek2",),
+    paths=replace(
+        _LLAMA_PATHS,
+        v="",
+        qkv="self_attn.kv_b_proj",
+        latent="self_attn.kv_a_proj_with_mqa",
+        latent_norm="self_attn.kv_a_layernorm",
+    ),
+)
+GPT_OSS = Arch(
+    name="gpt_oss",
+    model_types=("gpt_oss",),
+    is_causal=True,
+    norm="rms",
+    gains=("sink",),
+    needs_config=True,
+    gguf=("gpt-oss",),
+    paths=_LLAMA_PATHS,
+)
+QWEN3_NEXT = Arch(
+    name="qwen3_next",
+    model_types=("qwen3_next", "qwen3_5_text"),
+    is_causal=True,
+    norm="rms+1",
+    is_hybrid=True,
+    gains=("gate",),
+    needs_config=True,
+    gguf=("qwen3next",),
+    paths=_LLAMA_PATHS,
 )
 
 # --- encoder and decoder --------------------------------------------------------------------------------------------
@@ -514,8 +557,8 @@ ARCHITECTURES: dict[str, Arch] = {
     arch.name: arch
     for arch in (
         *(BERT, DISTILBERT, ALBERT, MPNET, DEBERTA_V2, MODERNBERT, CRAMMED_BERT),
-        *(GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX, GPTJ, OPT, BLOOM, FALCON, LLAMA, STABLELM, GRANITE),
-        *(GEMMA, GEMMA2, OLMO2, COHERE, PHI, JAMBA),
+        *(GPT2, GPT_BIGCODE, GPT_NEO, GPT_NEOX, GPTJ, OPT, BLOOM, FALCON, LLAMA, STABLELM, GRANITE, GRANITE_HYBRID),
+        *(GEMMA, GEMMA2, OLMO2, COHERE, PHI, JAMBA, LATENT, GPT_OSS, QWEN3_NEXT),
         *(T5_ENCODER, T5_DECODER, WHISPER_ENCODER, WHISPER_DECODER, BART_ENCODER, BART_DECODER),
         *(VIT, DEIT, BEIT, DINOV2, CLIP_TEXT, CLIP_VISION, SIGLIP_TEXT, SIGLIP_VISION, WAV2VEC2),
         *(TIMM_VIT, TORCH_ENCODER, TORCH_ATTENTION),
@@ -524,31 +567,28 @@ ARCHITECTURES: dict[str, Arch] = {
 
 # --- what has no linear value path ----------------------------------------------------------------------------------
 
-_LATENT = "latent attention: a norm stands between the compressed values and the heads"
 _LINEAR = "linear or recurrent attention: there is no softmax whose rows sum to one"
-_GATED = "gated attention: the output is multiplied by a gate that depends on the token"
-_SINKS = "learned attention sinks: the rows of its attention do not sum to one"
+_NEEDS_CONFIG = "no config says that it is of such a family: keep the right config.json beside the weights"
 
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek2", "minicpm3", "kimi_k2", "longcat_flash"), _LATENT),
-    **dict.fromkeys(
-        ("mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv7", "xlstm", "minimax", "recurrent_gemma"), _LINEAR
-    ),
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear"), _GATED + ", beside layers of linear attention"),
-    **dict.fromkeys(("gpt_oss", "gpt-oss"), _SINKS),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv7", "xlstm"), _LINEAR),
     "nystromformer": "approximate attention: the rows of its attention matrix do not sum to one",
     "fnet": "there is no attention: tokens are mixed by a fixed Fourier transform",
     "longformer": "global tokens have value weights of their own, so one layer has two value paths",
     "reformer": "hashed attention with shared queries and keys over chunks",
 }
 
+UNSAID_NAMES: Mapping[str, str] = {
+    "kv_a_layernorm": f"its values are made from a latent, and {_NEEDS_CONFIG}",
+    "kv_a_proj_with_mqa": f"its values are made from a latent, and {_NEEDS_CONFIG}",
+    "self_attn.sinks": f"its attention has sinks, and {_NEEDS_CONFIG}",
+    "self_attn.g_proj": f"its attention is gated, and {_NEEDS_CONFIG}",
+    "attn.inner_attn_ln": f"a norm stands between the values and the output projection, and {_NEEDS_CONFIG}",
+    "attn.norm.weight": f"a norm stands between the values and the output projection, and {_NEEDS_CONFIG}",
+}
+"""Tensors that say more than a plain family, or one found by bare names, would use: only a config can mean them."""
+
 REFUSED_NAMES: Mapping[str, str] = {
-    "kv_a_layernorm": _LATENT,
-    "kv_a_proj_with_mqa": _LATENT,
-    "self_attn.sinks": _SINKS,
-    "self_attn.g_proj": _GATED,
-    "attn.inner_attn_ln": "a norm stands between the values and the output projection",
-    "attn.norm.weight": "a norm stands between the values and the output projection",
-    "self_attn.bias_k": _SINKS,
+    "self_attn.bias_k": "a learned token is appended to keys and values, so rows over inputs do not sum to one",
     "albert_layers.1.": "groups of several different shared layers, of which no public model exists",
 }

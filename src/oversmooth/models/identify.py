@@ -114,17 +114,20 @@ def _has_other_values(names: Collection[str], explained: Collection[str]) -> boo
 
 def gguf_form(arch: Arch) -> Arch:
     """The same family as GGUF files store it: one set of names, fused weights stacked, offsets of norms added."""
-    is_post = arch.residual == "post"
+    is_post, has_latent = arch.residual == "post", bool(arch.paths.latent)
     return replace(
         arch,
-        fused="stacked",
+        fused=arch.fused if has_latent else "stacked",
         stored="out_in",
-        n_kv="config",  # GGUF writes the number of value heads out, also where there is one
+        value_axes="head channel in" if has_latent else arch.value_axes,  # newer files keep values apart from keys
+        n_kv=arch.n_kv if has_latent else "config",  # the number is written out, also where there is one
         norm="rms" if arch.norm == "rms+1" else arch.norm,
         paths=Paths(
             block="blk.{i}",
-            v="attn_v",
-            qkv="attn_qkv",
+            v="attn_v_b" if has_latent else "attn_v",
+            qkv="attn_kv_b" if has_latent else "attn_qkv",
+            latent="attn_kv_a_mqa" if has_latent else "",
+            latent_norm="attn_kv_a_norm" if has_latent else "",
             o="attn_output",
             attn_norm="attn_output_norm" if is_post else "attn_norm_2|attn_norm",
             attn_branch_norm="post_attention_norm" if arch.paths.attn_branch_norm else "",

@@ -23,5 +23,11 @@ def provenance_of(
         compute_dtype=compute_dtype,
         versions=versions(),
         seed=seed,
+        hybrids=tuple(_share(stack) for stack in stacks if len(stack.names.blocks) != stack.names.blocks_in_model),
         discovery_error=max((stack.arch.proof for stack in stacks if stack.arch.proof is not None), default=None),
     )
+
+
+def _share(stack: Stack) -> str:
+    name = f"{stack.label}: " if stack.label else ""
+    return f"{name}{len(stack.names.blocks)} of {stack.names.blocks_in_model} blocks"

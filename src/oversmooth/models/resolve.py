@@ -35,12 +35,15 @@ class BlockNames:
     output: TensorNames
     norms: Mapping[str, TensorNames]
     gain: str | None
+    latent: TensorNames | None = None
+    """The projection to the latent that values are made from, where there is one."""
     position: int = 0
     """Where it stands among the blocks with attention."""
 
     def __iter__(self) -> Iterator[str]:
         """Every tensor that an analysis of this block reads."""
-        for pair in (self.value, self.output, *self.norms.values()):
+        latent = () if self.latent is None else (self.latent,)
+        for pair in (*latent, self.value, self.output, *self.norms.values()):
             yield from (name for name in (pair.weight, pair.bias) if name)
         if self.gain:
             yield self.gain
@@ -54,6 +57,16 @@ class StackNames:
     blocks: tuple[BlockNames, ...]
     blocks_in_model: int
     final_norm: TensorNames | None = None
+
+    def paths_of_all(self, template: str) -> dict[int, str]:
+        """Paths of all numbered blocks, also of those without softmax attention; empty where blocks have no numbers."""
+        one = self.blocks[0]
+        for form in _alternates(template):
+            own = form.replace("{i}", str(one.index))
+            if "{i}" in form and one.path.endswith(own):
+                stem = one.path.removesuffix(own)
+                return {i: stem + form.replace("{i}", str(i)) for i in range(self.blocks_in_model)}
+        return {}
 
 
 BLOCK_NUMBER = r"(?P<i>0|[1-9][0-9]{0,17})"
@@ -191,4 +204,13 @@ def _resolve_block(arch: Arch, index: int, path: str, names: Collection[str]) ->
         output=output,
         norms=norms,
         gain=gains[0] if gains else None,
+        latent=_find(path, paths.latent, names, index),
     )
+
+
+def without_extra(names: StackNames, depth: int | None, extra: int | None) -> StackNames:
+    """Blocks behind the last one that predict further tokens, as some checkpoints carry them, are not on the stream."""
+    if not extra or depth is None or names.blocks_in_model != depth + extra:
+        return names
+    kept = tuple(block for block in names.blocks if block.index < depth)
+    return replace(names, blocks=kept, blocks_in_model=depth)

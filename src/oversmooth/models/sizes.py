@@ -50,6 +50,8 @@ def sizes_of(config: Mapping[str, Any], arch: Arch) -> Sizes:
             if value is not None:
                 found[size] = value
                 break
+    if arch.d_head == "shape":
+        found.pop("d_head", None)
     if arch.n_kv == "heads":
         found.pop("n_kv", None)
     elif isinstance(arch.n_kv, int):

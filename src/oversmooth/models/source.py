@@ -27,7 +27,7 @@ from oversmooth.models.declaration import Arch
 from oversmooth.models.discovery.discovery import Discovery
 from oversmooth.models.discovery.known import discovered
 from oversmooth.models.discovery.on_disk import discovered_on_disk
-from oversmooth.models.families import REFUSED, REFUSED_NAMES
+from oversmooth.models.families import REFUSED, REFUSED_NAMES, UNSAID_NAMES
 from oversmooth.models.identify import (
     candidates_by_name,
     declared_for,
@@ -36,7 +36,7 @@ from oversmooth.models.identify import (
     known_gguf_architectures,
     known_model_types,
 )
-from oversmooth.models.resolve import StackNames, resolve
+from oversmooth.models.resolve import StackNames, resolve, without_extra
 from oversmooth.models.sizes import Sizes, sizes_of
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.quantised import is_packed_name
@@ -153,13 +153,21 @@ def _refuse(source: Source) -> None:
     for model_type in (source.model_type, *_part_types(source.config)):
         if model_type in REFUSED:
             raise RefusedArchitecture(f"{source.target} ({model_type})", REFUSED[model_type])
-    for fragment, reason in REFUSED_NAMES.items():
+    for fragment, reason in {**REFUSED_NAMES, **(UNSAID_NAMES if _says_plain(source) else {})}.items():
         name = next((name for name in source.store.names if fragment in name), None)
         if name:
             raise RefusedArchitecture(f"{source.target} (tensor {name})", reason)
     packed = next((name for name in source.store.names if is_packed_name(name)), None)
     if packed:
         raise PackedWeights(source.target, f"tensor {packed!r}")
+
+
+def _says_plain(source: Source) -> bool:
+    """Whether a source is said to have plain attention, or nothing says what it has."""
+    archs = [arch for arch, _, _ in _by_model_type(source.model_type, source.config, "")]
+    if archs:
+        return not any(arch.gains or arch.paths.latent or arch.paths.inner_norm for arch in archs)
+    return source.module is None and not word(source.config, "model_type") and "gguf_architecture" not in source.config
 
 
 def _is_declared(source: Source) -> bool:
@@ -263,6 +271,7 @@ def _undeclared(model_type: str, config: Mapping[str, Any], name: str) -> Iterat
 
 def _stack(source: Source, label: str, arch: Arch, config: Mapping[str, Any], names: StackNames) -> Stack:
     sizes = sizes_of(config, arch)
+    names = without_extra(names, sizes.n_layers, whole(config, "num_nextn_predict_layers", smallest=0))
     blocks = len(names.blocks)
     passes: list[tuple[int, ...]] = [(block.index,) for block in names.blocks]
     if arch.passes:

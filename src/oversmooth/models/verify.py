@@ -6,16 +6,16 @@ checks the canonical weights of every block against the model itself (`discovery
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from oversmooth.errors import AdapterMismatch, NotLive
 from oversmooth.models.discovery.known import known_inputs
-from oversmooth.models.discovery.proof import EqualTokenCheck, equal_tokens
+from oversmooth.models.discovery.proof import Layered, equal_tokens, prepared
 from oversmooth.models.examples import examples
+from oversmooth.models.hooks.attention_maps import awaited
 from oversmooth.models.live import call_model, load_model, quiet_eval
 from oversmooth.models.offload import is_offloaded
 from oversmooth.models.opening import open_source
@@ -47,8 +47,8 @@ def verify(
     """Checks the declaration of a family against a live model by the equal-token identity; `passed` says whether it fits.
 
     Every value projection is fed one vector at all positions, so attention must return `W_O (W_V x + b_V) + b_O`, whatever
-    its mask, queries and keys. `inputs` are those of one forward pass, made up where they are not given. A declaration
-    that does not fit is a result here, not an error.
+    its mask, queries and keys; with the factors that gates, sinks and norms on heads show in that pass. `inputs` are those
+    of one forward pass, made up where they are not given. A declaration that does not fit is a result here, not an error.
     """
     source = open_source(target, model_type=model_type, arch=arch, base=base)
     for stack in source.stacks() if source.module is None else ():
@@ -64,14 +64,23 @@ def verify(
         inputs = known_inputs(model) or next(examples(model, live.config, seed))
     device = device_of(model)
     batch = {name: value.to(device) for name, value in inputs.items()}
-    checks = [check for stack in stacks for check in _prepare(stack, log, generator)]
-    tests = [check.test for check in checks]
-    with quiet_eval(model), acting_merged(model), live.store.in_use() as tensors, equal_tokens(tensors, tests):
+    under_test = list(_layers(stacks, log))
+    with (
+        quiet_eval(model),
+        acting_merged(model),
+        live.store.in_use() as tensors,
+        prepared(under_test, live.store, generator) as checks,
+        equal_tokens(tensors, checks),
+    ):
         call_model(model, batch)
-    if broken := [check for check in checks if not math.isfinite(check.test.error)]:
-        what = " ".join(["layer", str(broken[0].index), *([f"of {broken[0].label}"] if broken[0].label else [])])
+    layers = tuple(
+        LayerCheck(stack=one.layer[0], layer=block.index, error=check.error, tokens=check.tokens)
+        for (block, one, _), check in zip(under_test, checks, strict=True)
+        if check.tokens
+    )
+    if broken := [layer for layer in layers if not math.isfinite(layer.error)]:
+        what = " ".join(["layer", str(broken[0].layer), *([f"of {broken[0].stack}"] if broken[0].stack else [])])
         raise NotLive(source.target, "verify", f"{what} returns values that are NaN or infinite")
-    layers = tuple(check.result() for check in checks if check.test.tokens)
     if not layers:
         raise NotLive(source.target, "verify", "its forward pass on example inputs reached no declared attention block")
     return Verification(
@@ -92,21 +101,8 @@ def require_fit(verification: Verification) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Check:
-    """One block under test, and where it stands."""
-
-    label: str
-    index: int
-    test: EqualTokenCheck
-
-    def result(self) -> LayerCheck:
-        return LayerCheck(stack=self.label, layer=self.index, error=self.test.error, tokens=self.test.tokens)
-
-
-def _prepare(stack: Stack, log: ReadLog, generator: torch.Generator) -> Iterator[_Check]:
-    for position, block in enumerate(stack.names.blocks):
-        weights = stack.weights(position, log.read)
-        token = torch.randn(weights.w_v.shape[-1], generator=generator)
-        test = EqualTokenCheck(value=block.value.weight, output=block.output.weight, weights=weights, token=token)
-        yield _Check(stack.label, block.index, test)
+def _layers(stacks: Sequence[Stack], log: ReadLog) -> Iterator[Layered]:
+    for stack in stacks:
+        for position, block in enumerate(stack.names.blocks):
+            one = awaited(stack.label, position, block, stack.heads(position), stack.arch)
+            yield block, one, stack.weights(position, log.read)

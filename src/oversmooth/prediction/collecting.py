@@ -32,7 +32,7 @@ from oversmooth.prediction.verdicts import layer_verdict
 from oversmooth.results.layer_prediction import LayerPrediction
 
 IDENTITY = {torch.float64: 1e-3, torch.float32: 1e-3}
-"""How far rung 5 may be from the measurement; in half precision, whose branches carry three digits, 0.1."""
+"""How far the last rung may be from the measurement; in half precision, whose branches carry three digits, 0.1."""
 SMALL = 2**16
 """Features (tokens x width) of one sequence up to which its many small products are faster without threads."""
 KEPT_WEIGHTS = 2e8
@@ -100,11 +100,13 @@ class PredictionObserver:
                 continue
             is_solved = self.seen.sequences + order < self.solve
             with one_thread(x.numel() <= SMALL):
+                attention, gains = maps.seen(sequence, kept, self.dtype)
                 sample, operator = sample_layer(
                     layer,
-                    maps.of(sequence, kept, self.dtype),
+                    attention,
                     x,
                     y,
+                    gains=gains,
                     solve=is_solved,
                     with_heads=self.with_heads,
                     changes=changes,

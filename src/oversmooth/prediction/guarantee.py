@@ -28,8 +28,11 @@ def guarantee(layer: AttentionLayer, samples: Sequence[LayerSample]) -> Guarante
     In a pre-norm layer each channel evolves by `I + l A D^-1`, D the tokens' scales. With unequal ones the positive
     matrix `A D^-1` still has one dominating direction (Perron and Frobenius), in which tokens are parallel: `l > 0`
     smooths, `l` in [-min s, 0) sharpens. Causal attention is not positive, and a norm on the branch rescales what is
-    written: there nothing is claimed unless scales are equal.
+    written: there nothing is claimed unless scales are equal. Gains of the token that is written, and latent values, are
+    outside the theorem.
     """
+    if layer.weights.beyond_plain is not None:
+        return None
     spread = max((sample.scale_spread or 0.0 for sample in samples), default=0.0)
     smallest = min((sample.smallest_scale for sample in samples if sample.smallest_scale is not None), default=1.0)
     is_equal = spread <= EQUAL_SCALES

@@ -65,6 +65,7 @@ def summarise(
     scale, _, _ = mean_and_error(sample.scale for sample in samples)
     spread, _, _ = mean_and_error(sample.scale_spread for sample in samples)
     heads = _heads(layer, solved, scale or 1.0)
+    leak, _, _ = mean_and_error(sample.leak for sample in samples)
     return LayerPrediction(
         stack=place[0],
         layer=place[1],
@@ -77,6 +78,7 @@ def summarise(
         folded=folded,
         scale=scale,
         scale_spread=spread,
+        leak=leak,
         rungs=rungs,
         measured=measured,
         measured_standard_error=error,
@@ -89,7 +91,7 @@ def summarise(
         heads=heads,
         what_ifs=_what_ifs(changes, samples),
         simulation=_simulation(samples),
-        missing=_missing(layer, measured, error, heads, means),
+        missing=_missing(layer, scale, measured, error, heads, means),
     )
 
 
@@ -101,6 +103,7 @@ def _identity_error(samples: Sequence[LayerSample]) -> float:
 
 def _missing(
     layer: AttentionLayer,
+    scale: float | None,
     measured: float | None,
     error: float | None,
     heads: Sequence[HeadPrediction],
@@ -109,7 +112,7 @@ def _missing(
     found = []
     if layer.folded is None:
         found.append(Missing(field="folded", reason="the layer has neither norms nor gains"))
-    if layer.norm_before is None and layer.norm_on_branch is None:
+    if scale is None:
         found += [Missing(field=name, reason="no norm acts before the sum") for name in ("scale", "scale_spread")]
     if measured is None:
         found += [Missing(field=name, reason=NO_LOGARITHM) for name in ("measured", "explained_from")]
@@ -128,7 +131,7 @@ def _missing(
 def _rungs(samples: Sequence[tuple[float | None, ...]], unsolved: str = NO_LOGARITHM) -> tuple[Rung, ...]:
     """Means of every rung; `unsolved` says why rung 0 has none, if it has none."""
     rungs = []
-    for index, name in enumerate(RUNGS):
+    for index, name in enumerate(RUNGS[: len(samples[0])]):
         mean, error, count = mean_and_error(sample[index] for sample in samples)
         missing = [Missing(field="mean", reason=NO_LOGARITHM if index else unsolved)] if mean is None else []
         if error is None:
@@ -210,7 +213,7 @@ def _heads(layer: AttentionLayer, solved: Sequence[LayerSample], scale: float) -
 def _head(head: int, samples: Sequence[LayerSample], eigenvalues) -> HeadPrediction:  # type: ignore[no-untyped-def]
     theorems = [sample.heads[head] for sample in samples]
     tau = max(sample.dobrushin[head] for sample in samples)
-    is_equal = all((sample.scale_spread or 0.0) <= EQUAL_SCALES for sample in samples)
+    is_equal = all((sample.scale_spread or 0.0) <= EQUAL_SCALES and not sample.has_gains for sample in samples)
     certified = certificate(eigenvalues, tau) if is_equal else None
     logarithms = [
         math.log(found.rho_ac) - math.log(found.rho_dc) if found.rho_ac > 0 and found.rho_dc > 0 else None
@@ -221,7 +224,10 @@ def _head(head: int, samples: Sequence[LayerSample], eigenvalues) -> HeadPredict
     if exponent is None:
         missing.append(Missing(field="exponent", reason="rho_dc or rho_ac is zero"))
     if certified is None:
-        signs, scales = "its eigenvalues have both signs, are complex, zero or below -1", "the tokens' scales differ"
+        signs, scales = (
+            "its eigenvalues have both signs, are complex, zero or below -1",
+            "the tokens' scales or gains differ",
+        )
         missing.append(Missing(field="certified_rate", reason=signs if is_equal else scales))
     return HeadPrediction(
         head=head,

@@ -41,8 +41,8 @@ def layer_verdict(layer: LayerPrediction, guaranteed: Guarantee | None, toleranc
     """What one pass was seen to do, what is guaranteed and computed for infinite repetition, and whether these agree."""
     if layer.identity_error > tolerance:
         text = (
-            f"Rung 5 misses the measurement by {layer.identity_error:.2g}, more than rounding: the declaration of this "
-            "family does not fit this layer, so no verdict is given."
+            f"Rung {layer.rungs[-1].rung} misses the measurement by {layer.identity_error:.2g}, more than rounding: the "
+            "declaration of this family does not fit this layer, so no verdict is given."
         )
         return (observed(text, is_remark=True),)
     found = []
@@ -146,14 +146,14 @@ def _agreement_statement(layer: LayerPrediction) -> Statement:
 
 def agreements(stack: str, layers: Sequence[LayerPrediction]) -> tuple[Agreement, ...]:
     """Every rung beside the measurement."""
-    return tuple(_agreement(stack, layers, rung) for rung in range(len(RUNGS)))
+    return tuple(_agreement(stack, layers, rung) for rung in range(max(len(layer.rungs) for layer in layers)))
 
 
 def _agreement(stack: str, layers: Sequence[LayerPrediction], rung: int) -> Agreement:
     pairs = [
         (mean, layer.measured)
         for layer in layers
-        if (mean := layer.rungs[rung].mean) is not None and layer.measured is not None
+        if (mean := layer.rungs[min(rung, len(layer.rungs) - 1)].mean) is not None and layer.measured is not None
     ]
     predicted, measured = [mean for mean, _ in pairs], [value for _, value in pairs]
     correlation = rank_correlation(predicted, measured)

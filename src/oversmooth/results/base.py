@@ -70,11 +70,18 @@ class Provenance:
     """Seed of everything random in the result; `None` when nothing is."""
     discovery_error: float | None = None
     """Error of the equal-token identity where the value path was found by running the model; `None` where declared."""
+    hybrids: tuple[str, ...] = ()
+    """Of stacks of which only some blocks have softmax attention, how many that are: `12 of 48 blocks`."""
 
     @property
     def found(self) -> str:
         """How the value path was found, in words; empty where a family is declared."""
         return "" if self.discovery_error is None else f"found by running it, error {self.discovery_error:.0e}"
+
+    @property
+    def shares(self) -> str:
+        """Which share of the blocks is meant, in words; empty where all of them are."""
+        return "; ".join(self.hybrids)
 
 
 class SavedResult:

@@ -111,6 +111,8 @@ class StackFacts:
     """Softmax-attention blocks analysed."""
     blocks_in_model: int
     """Blocks in the stack; larger than `blocks` for hybrids."""
+    form: str = ""
+    """What its attention has beyond `A X W_V W_O`, and at which gain it was inspected; empty for plain attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -140,7 +142,7 @@ class Inspection(SavedResult):
     def __repr__(self) -> str:
         rho = " ".join("?" if x.plain is None else f"{x.plain.rho_dc:.3f}" for x in self.layers[:12])
         more = " ..." if len(self.layers) > 12 else ""
-        found = f", {self.provenance.found}" if self.provenance.found else ""
+        found = "".join(f", {words}" for words in (self.provenance.shares, self.provenance.found) if words)
         return f"<Inspection of {self.provenance.target}: {len(self.layers)} layers, rho_dc {rho}{more}{found}>"
 
     def _title(self) -> str:

@@ -148,7 +148,10 @@ class LayerPrediction:
     scale_spread: float | None
     """Standard deviation of the scale over tokens, relative to its mean."""
     rungs: tuple[Rung, ...]
-    """Rungs 0 to 5; the last equals `measured` up to rounding."""
+    """Rungs 0 to 5, or 6 where gains act on what is written; the last equals `measured` up to rounding."""
+    leak: float | None = None
+    """How much of what all tokens share a gate, a sink or a norm on heads turns into differences, in [0, 1]: the size of
+    the part of `T(1 w^T)` that differs between tokens, w their mean. 0 where every token writes with the same gains."""
     measured: float | None
     """Observed change of `log(HFC/LFC)` across the attention branch; negative smooths."""
     measured_standard_error: float | None
@@ -158,9 +161,9 @@ class LayerPrediction:
     direction: str = ""
     """What one pass was seen to do: smoothing, sharpening, or no clear change where the interval holds zero."""
     identity_error: float
-    """Largest difference between rung 5 and the measurement over the sequences."""
+    """Largest difference between the last rung and the measurement over the sequences."""
     carries: str | None
-    """The step between rungs that changes most: repetition, features, coupling, biases or token scale."""
+    """The step between rungs that changes most: repetition, features, coupling, biases, token scale or gains."""
     explained_from: int | None
     """The lowest rung from which on every rung has the sign of the measurement."""
     heads: tuple[HeadPrediction, ...] = ()

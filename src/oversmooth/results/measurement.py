@@ -254,7 +254,7 @@ class Measurement(SavedResult):
         metrics = [name for name, _ in self.definitions]
         curve = [value.mean for value in self.curve(metrics[0]) if value.mean is not None]
         ends = f"{metrics[0]} {curve[0]:.3f} -> {curve[-1]:.3f}" if curve else "no values"
-        partial = ", partial" if self.is_partial else ""
+        partial = (f", {self.provenance.shares}" if self.provenance.hybrids else "") + ", partial" * self.is_partial
         return f"<Measurement of {self.provenance.target}: {self.data.sequences} sequences{partial}, {ends}>"
 
     def _title(self) -> str:

@@ -88,7 +88,7 @@ class Prediction(SavedResult):
             ", ".join(f"{words.count(word)} {word or 'not measured'}" for word in dict.fromkeys(words))
             for words in (seen, regimes)
         ]
-        partial = ", partial" if self.is_partial else ""
+        partial = (f", {self.provenance.shares}" if self.provenance.hybrids else "") + ", partial" * self.is_partial
         return (
             f"<Prediction for {self.provenance.target}, {len(regimes)} layers: one pass {counts[0]}; "
             f"if repeated {counts[1]}{partial}>"
@@ -127,6 +127,7 @@ def _layer_row(layer: LayerPrediction) -> Row:
         "explained_from": layer.explained_from,
         "scale": layer.scale,
         "scale_spread": layer.scale_spread,
+        "leak": layer.leak,
         "is_causal": layer.is_causal,
     }
 

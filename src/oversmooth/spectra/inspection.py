@@ -123,7 +123,7 @@ def in_order(
 
 def _working_bytes(weights: AttentionWeights) -> int:
     """About what one layer takes while it is computed in float64: two pairs of factors and a dozen square matrices."""
-    channels = weights.n_kv * weights.d_head
+    channels = weights.core_width
     core = weights.d_model if weights.residual == "post" else min(weights.d_model, channels)
     return 8 * (4 * weights.d_model * channels + 12 * core * core)
 
@@ -131,7 +131,7 @@ def _working_bytes(weights: AttentionWeights) -> int:
 def _compute_dtype(weights: AttentionWeights, wanted: str, full: bool) -> torch.dtype:
     if wanted in DTYPES:
         return DTYPES[wanted]
-    core = min(weights.d_model, weights.n_kv * weights.d_head)
+    core = min(weights.d_model, weights.core_width)
     return torch.float64 if core <= DENSE_UP_TO or full else torch.float32
 
 
@@ -179,6 +179,8 @@ def _not_finite(stack: Stack, position: int, weights: AttentionWeights) -> str |
     """Which tensor of the block holds NaN or infinity, in words."""
     block = stack.names.blocks[position]
     tensors = {block.value.weight: weights.w_v, block.output.weight: weights.w_o}
+    if block.latent is not None and weights.latent is not None:
+        tensors |= {block.latent.weight: weights.latent.w}
     tensors |= {names.weight: weights.norms[role].weight for role, names in block.norms.items()}
     optional = {block.value.bias: weights.b_v, block.output.bias: weights.b_o, block.gain: weights.gain}
     tensors |= {name: tensor for name, tensor in optional.items() if name and tensor is not None}
@@ -214,4 +216,17 @@ def _stack_facts(stack: Stack, weights: AttentionWeights) -> StackFacts:
         norm=stack.arch.norm,
         blocks=len(stack.names.blocks),
         blocks_in_model=stack.names.blocks_in_model,
+        form=_form(weights),
     )
+
+
+def _form(weights: AttentionWeights) -> str:
+    """What is beyond plain attention, in words, and that weights alone do not show the gains of a token."""
+    said = [] if weights.latent is None else [f"values from a latent of {weights.latent.w.shape[0]} channels"]
+    words = {"gate": "gates", "sink": "sinks", "differential": "differences of attention"}
+    at_one = [words[gain] for gain in weights.gains]
+    if "inner_norm" in weights.norms:
+        at_one.append("the scale of the norm on the mixed heads")
+    if at_one:
+        said.append(f"{' and '.join(at_one)} at gain one: only a running model shows them")
+    return "; ".join(said)

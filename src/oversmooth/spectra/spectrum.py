@@ -124,9 +124,10 @@ def head_cores(weights: AttentionWeights, dtype: torch.dtype) -> Float[Tensor, "
     Where heads are wider than the model, the map itself: it is the smaller one then.
     """
     group = weights.n_heads // weights.n_kv
+    down = None if weights.latent is None else weights.latent.w.to(dtype)
     cores = []
     for kv, w_v in enumerate(weights.w_v):  # one at a time: all heads in float64 would be the largest thing in memory
-        w_v = w_v.to(dtype)
+        w_v = w_v.to(dtype) if down is None else w_v.to(dtype) @ down
         w_o = weights.w_o[:, kv * group : (kv + 1) * group].to(dtype)
         if weights.d_head <= weights.d_model:
             cores.append((w_v @ w_o.flatten(1)).unflatten(1, (group, weights.d_head)).transpose(0, 1))

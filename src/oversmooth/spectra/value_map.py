@@ -12,7 +12,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oversmooth.models.canonical import AttentionWeights, summed_over_groups
-from oversmooth.spectra.folding import folded_output, folded_values, norm_after, norm_before, norm_on_branch
+from oversmooth.spectra.folding import (
+    folded_heads,
+    folded_latent,
+    folded_output,
+    folded_values,
+    norm_after,
+    norm_before,
+    value_weights,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +64,34 @@ class ValueMap:
 
 
 def plain_map(weights: AttentionWeights, dtype: torch.dtype) -> ValueMap:
-    """`M = W_O W_V`, with the output weights of heads that share values summed."""
-    return ValueMap(
-        left=summed_over_groups(weights.w_o, weights.n_kv, dtype).flatten(1), right=weights.w_v.to(dtype).flatten(0, 1)
-    )
+    """`M = W_O W_V`, with the output weights of heads that share values summed.
+
+    Values made from a latent that is narrower than their channels are followed in it: `M = (W_O W_U) W_D`.
+    """
+    if weights.latent is None:
+        left = summed_over_groups(weights.w_o, weights.n_kv, dtype).flatten(1)
+        return ValueMap(left=left, right=weights.w_v.to(dtype).flatten(0, 1))
+    if _is_followed_in_latent(weights):
+        return ValueMap(left=_written_from_latent(weights, dtype), right=weights.latent.w.to(dtype))
+    left = summed_over_groups(weights.w_o, weights.n_kv, dtype).flatten(1)
+    return ValueMap(left=left, right=value_weights(weights, dtype, folded=False).flatten(0, 1))
+
+
+def _is_followed_in_latent(weights: AttentionWeights) -> bool:
+    return weights.latent is not None and weights.core_width < weights.channels
+
+
+def _written_from_latent(
+    weights: AttentionWeights, dtype: torch.dtype, *, folded: bool = False
+) -> Float[Tensor, "d_model latent"]:
+    """`W_O W_U`, head by head, so that no copy of all heads in a wider type is ever in memory."""
+    group = weights.n_heads // weights.n_kv
+    total = torch.zeros(weights.d_model, weights.w_v.shape[-1], dtype=dtype, device=weights.w_o.device)
+    w_o = folded_heads(weights, weights.w_o.to(dtype)) if folded else weights.w_o
+    for kv, up in enumerate(weights.w_v):
+        for head in range(kv * group, (kv + 1) * group):
+            total.addmm_(w_o[:, head].to(dtype), up.to(dtype))
+    return total
 
 
 def folded_map(
@@ -71,22 +103,49 @@ def folded_map(
     `... H C' G' g`; G is the norm's weight, C the centring of a LayerNorm, g the branch gain. `None` without norms.
     A `plain` map that is already there is taken instead of building it again.
     """
-    if not weights.norms.keys() & {"attn_norm", "attn_branch_norm"} and weights.gain is None:
+    if not weights.norms.keys() & FOLDED_ROLES.keys() and weights.gain is None:
         return None
     plain = plain or plain_map(weights, dtype)
     after = norm_after(weights, plain.left)
     words = {
         "norm before attention": norm_before(weights) is not None,
-        "norm on the branch": norm_on_branch(weights) is not None,
+        **{word: role in weights.norms for role, word in FOLDED_ROLES.items() if word},
         "branch gain": weights.gain is not None,
         "norm after the sum": after is not None,
     }
     folded = ValueMap(
-        left=folded_output(weights, plain.left),
-        right=folded_values(weights, plain.right),
+        left=folded_output(weights, _folded_left(weights, plain)),
+        right=folded_values(weights, _folded_right(weights, plain)),
         extra=None if after is None else after.columns,
     )
     return folded, ", ".join(word for word, is_there in words.items() if is_there)
+
+
+FOLDED_ROLES = {
+    "attn_norm": "",
+    "latent_norm": "norm on the latent",
+    "inner_norm": "norm between attention and output",
+    "attn_branch_norm": "norm on the branch",
+}
+"""Norms of the attention sub-block, in words; the place of `attn_norm` depends on the residual form."""
+
+
+def _folded_left(weights: AttentionWeights, plain: ValueMap) -> Float[Tensor, "d_model channel"]:
+    """The left factor with the norms inside of it: on the mixed heads, and on the latent where that is its right side."""
+    left, dtype = plain.left, plain.left.dtype
+    in_latent = _is_followed_in_latent(weights)
+    if "inner_norm" in weights.norms and in_latent:
+        left = _written_from_latent(weights, dtype, folded=True)
+    elif "inner_norm" in weights.norms:
+        left = summed_over_groups(folded_heads(weights, weights.w_o.to(dtype)), weights.n_kv).flatten(1)
+    return folded_latent(weights, left) if in_latent else left
+
+
+def _folded_right(weights: AttentionWeights, plain: ValueMap) -> Float[Tensor, "channel d_model"]:
+    if weights.latent is None or _is_followed_in_latent(weights):
+        return plain.right
+    up = folded_latent(weights, weights.w_v.to(plain.right.dtype))
+    return up.flatten(0, 1) @ weights.latent.w.to(up)
 
 
 def value_norm_and_asymmetry(value_map: ValueMap) -> tuple[float, float | None]:

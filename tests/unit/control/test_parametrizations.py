@@ -18,7 +18,7 @@ from oversmooth.control.parametrizations import (
     take_off,
 )
 from oversmooth.control.projection import Form, fresh_eigenbasis
-from oversmooth.models.canonical import value_rows
+from oversmooth.models.stored import value_rows
 
 HEADS = Heads(d_model=8, n_heads=4, n_kv=2, d_head=3)
 

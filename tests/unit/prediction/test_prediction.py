@@ -166,7 +166,7 @@ def test_agreement_over_layers_names_the_first_rung_that_explains(found):
     rungs = ((-1.0, -0.1, 0.1, 0.1, 0.1, 0.1), (0.5, 0.3, 0.2, 0.2, 0.2, 0.2), (0.1, 0.6, 0.3, 0.3, 0.3, 0.3))
     layers = [with_rungs(layer, values, values[-1]) for layer, values in zip(found.layers, rungs, strict=True)]
     items = agreements("", layers)
-    assert [item.name for item in items] == list(RUNGS)
+    assert [item.name for item in items] == list(RUNGS[:6])
     assert items[0].sign_agreement == pytest.approx(2 / 3)
     assert items[1].rank_correlation == pytest.approx(1.0)
     assert items[5].mean_error == 0.0

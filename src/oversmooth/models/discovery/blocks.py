@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from oversmooth.models.declaration import Residual
+from oversmooth.models.declaration import Gain, Residual
 from oversmooth.models.discovery.branches import Branch
 from oversmooth.models.discovery.graph import SUMS, Node, leads_to, uses
+from oversmooth.models.discovery.latents import Latent
 from oversmooth.models.discovery.norms import NormCall
 from oversmooth.models.discovery.obstacles import Obstacle
 from oversmooth.models.discovery.products import Mixing, Product
@@ -20,6 +21,8 @@ class FoundLayer:
     output: Product
     mixings: tuple[Mixing, ...]
     branch: Branch
+    latent: Latent | None = None
+    gains: tuple[Gain, ...] = ()
     residual: Residual = "pre"
     norms: dict[str, NormCall] = field(default_factory=dict)
     end: Node | None = None

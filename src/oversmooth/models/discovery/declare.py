@@ -100,7 +100,9 @@ def _kind(one: Seen) -> tuple[object, ...]:
     layout, residual = one.layout, one.layer.residual
     sizes = () if layout.fused is None else (layout.n_heads, layout.n_kv, layout.d_head)
     causal = one.layer.mixings[0].is_causal
-    return (layout.d_model, layout.fused, layout.value_axes, layout.output_axes, sizes, residual, causal)
+    latent = one.layer.latent and one.layer.latent.first
+    form = (layout.fused, layout.value_axes, layout.output_axes, latent, one.layer.mixings[0].value_factor)
+    return (layout.d_model, *form, "inner_norm" in one.layer.norms, sizes, residual, causal)
 
 
 def _block_of(one: Seen) -> str:
@@ -143,11 +145,15 @@ def _arch(trace: Trace, template: str, members: list[Seen], label: str, name: st
         stored=stored,  # type: ignore[arg-type]
         value_axes="" if plain_axes.get(layout.value_axes) == stored else layout.value_axes,
         output_axes="" if plain_axes.get(layout.output_axes) == stored else layout.output_axes,
+        latent_first=0 if first.latent is None else first.latent.first,
+        gains=tuple(dict.fromkeys(gain for one in members for gain in one.layer.gains)),
+        inner_norm_per_head=any(call.shape[-1] == layout.d_head for call in norms["inner_norm"]) and layout.n_heads > 1,
+        value_gain=first.mixings[0].value_factor,
         n_heads=heads[0] if len(set(heads)) == 1 else heads,
         n_kv="shape" if is_plain else layout.n_kv,
         d_head="config" if is_plain else layout.d_head,
         token_axis=0 if len(stream) == 3 and stream[0] == keys != stream[1] else 1,
-        is_windowed=_tokens(stream) > keys * max(1, len(first.mixings)) and stream[0] != keys,
+        is_windowed=math.prod(stream[1:-1]) > keys * max(1, len(first.mixings)) and stream[0] != keys,
         is_hybrid=_is_hybrid(trace, template, indices),
         branch_gain=first.branch.factor,
         norms_without_weight=without,
@@ -164,14 +170,6 @@ def _stream_shape(trace: Trace, template: str, one: Seen) -> tuple[int, ...]:
         if call.received is not None and len(call.received.shape) > 2:
             return call.received.shape
     return stream.shape
-
-
-def _tokens(shape: tuple[int, ...]) -> int:
-    """Tokens of one sequence in a stream of shape (batch, token..., d_model)."""
-    count = 1
-    for size in shape[1:-1]:
-        count *= size
-    return count
 
 
 def _index(template: str, one: Seen) -> int:
@@ -226,6 +224,9 @@ def _paths(trace: Trace, template: str, members: Sequence[Seen], *, is_plain: bo
         qkv="" if is_plain else value,
         v_bias=_relative(template, own_bias[0], own_bias[0].layout.value_bias) if own_bias else "",
         o=common([(one, one.name, one.layout.output_bias) for one in members]),
+        latent=common(
+            [(one, one.layer.latent.product.weight, one.layer.latent.bias) for one in members if one.layer.latent]
+        ),
         attn_gain=_relative(template, gains[0], gains[0].layer.branch.gain) if gains else "",
         final_norm=_final_norm(trace, template, last),
         **_taps(trace, template, members),

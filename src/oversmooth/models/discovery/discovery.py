@@ -10,17 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from oversmooth.errors import NotDiscovered, RefusedArchitecture
+from oversmooth.errors import NoAttentionMaps, NotDiscovered, RefusedArchitecture
 from oversmooth.models.canonical import assemble
 from oversmooth.models.declaration import Arch
 from oversmooth.models.discovery.blocks import Refused
 from oversmooth.models.discovery.declare import declared
 from oversmooth.models.discovery.layers import layers_of
-from oversmooth.models.discovery.proof import EqualTokenCheck, equal_tokens
+from oversmooth.models.discovery.proof import Layered, equal_tokens, prepared
 from oversmooth.models.discovery.trace import traced
+from oversmooth.models.hooks.attention_maps import awaited
 from oversmooth.models.resolve import StackNames, resolve
 from oversmooth.models.sizes import sizes_of
-from oversmooth.models.stores.module import tensors_of
+from oversmooth.models.stores.module import ModuleStore, tensors_of
 
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
 """Largest error of the equal-token identity that rounding explains, by the precision in which the model runs."""
@@ -125,26 +126,30 @@ def _prove(
     target: str,
     seed: int,
 ) -> tuple[Arch, ...]:
-    generator = torch.Generator().manual_seed(seed)
-    checks: list[list[EqualTokenCheck]] = []
+    layers: list[list[Layered]] = []
     for arch in archs:
-        names = own_stack(arch, tensors.keys())
-        of_stack = []
-        for block in names.blocks:
+        layers.append([])
+        for position, block in enumerate(own_stack(arch, tensors.keys()).blocks):
             weights = assemble(arch, sizes_of({}, arch), block, lambda name: tensors[name].detach(), arch.branch_gain)
-            token = torch.randn(weights.w_v.shape[-1], generator=generator)
-            value, output = block.value.weight, block.output.weight
-            of_stack.append(EqualTokenCheck(value=value, output=output, weights=weights, token=token))
-        checks.append(of_stack)
-    with equal_tokens(tensors, [check for of_stack in checks for check in of_stack]):
-        _run(model, inputs, target)
+            layers[-1].append((block, awaited(arch.name, position, block, weights.n_heads, arch), weights))
+    store, generator = ModuleStore(model, keeps_names=True), torch.Generator().manual_seed(seed)
+    flat = [layer for of_stack in layers for layer in of_stack]
+    with prepared(flat, store, generator) as found, equal_tokens(tensors, found):
+        try:
+            _run(model, inputs, target)
+        except NoAttentionMaps as error:
+            raise NotDiscovered(
+                target, f"its attention shows {error}", "Declare the family by hand instead."
+            ) from error
+    rest = iter(found)
+    checks = [[next(rest) for _ in of_stack] for of_stack in layers]
     proved = []
     for arch, of_stack in zip(archs, checks, strict=True):
         worst = max(of_stack, key=lambda check: check.error)
         tolerance = TOLERANCE.get(tensors[worst.output].dtype, 0.05)
         if not worst.error <= tolerance:
-            found = f"the equal-token identity fails at {worst.output} by {worst.error:.2g}"
-            raise NotDiscovered(target, found, "What was found is not used. Declare the family by hand instead.")
+            words = f"the equal-token identity fails at {worst.output} by {worst.error:.2g}"
+            raise NotDiscovered(target, words, "What was found is not used. Declare the family by hand instead.")
         proved.append(replace(arch, proof=worst.error))
     return tuple(proved)
 

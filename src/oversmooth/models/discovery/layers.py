@@ -3,6 +3,7 @@
 residual stream -> norm -> value projection -> attention -> output projection -> norm, gain -> + residual stream
 """
 
+from oversmooth.models.declaration import Gain
 from oversmooth.models.discovery.blocks import FoundLayer, Refused, follow_blocks
 from oversmooth.models.discovery.branches import (
     Branch,
@@ -12,6 +13,7 @@ from oversmooth.models.discovery.branches import (
     reads_the_stream,
 )
 from oversmooth.models.discovery.graph import leads_to
+from oversmooth.models.discovery.latents import latent_of
 from oversmooth.models.discovery.obstacles import Obstacle, obstacle_of
 from oversmooth.models.discovery.products import Mixing, Product
 from oversmooth.models.discovery.trace import SHIFT, Trace
@@ -53,15 +55,56 @@ def _layer(trace: Trace, mixing: Mixing, output: Product | None) -> FoundLayer |
         return Refused(module=mixing.module, weight=output.weight if output else "", obstacle=obstacle)
     value = trace.sources[int(output.reading.value_codes[0] // SHIFT)]
     assert isinstance(value, Product)
+    reads, latent = value, None
     branch = follow_branch(trace, value, output)
+    if isinstance(branch, Obstacle) and (chain := latent_of(trace, value)) is not None:
+        through = follow_branch(trace, chain.product, output)
+        if not isinstance(through, Obstacle) and reads_the_stream(chain.product, through):
+            reads, latent, branch = chain.product, chain, through
     if isinstance(branch, Obstacle):
         return Refused(module=mixing.module, weight=output.weight, obstacle=branch)
-    other = _other_than_self_attention(trace, mixing, value, branch)
+    other = _other_than_self_attention(trace, mixing, reads, branch)
     if other is not None:
         return Refused(
             module=mixing.module, weight=output.weight, obstacle=other, total=branch.total, stream=branch.stream
         )
-    return FoundLayer(value=value, output=output, mixings=output.reading.mixings, branch=branch)
+    layer = FoundLayer(value=value, output=output, mixings=output.reading.mixings, branch=branch, latent=latent)
+    if latent is not None and latent.norm is not None:
+        layer.norms["latent_norm"] = latent.norm
+    obstacle = _passages(trace, layer)
+    return layer if obstacle is None else Refused(module=mixing.module, weight=output.weight, obstacle=obstacle)
+
+
+def _passages(trace: Trace, layer: FoundLayer) -> Obstacle | None:
+    """Notes what the mixed heads went through; one that the canonical form does not have stands in the way."""
+    own = {id(mixing) for mixing in layer.mixings}
+    passed = [one for one in trace.passed if any(id(mixing) in own for mixing in one.mixings)]
+    gains: list[Gain] = ["sink"] if layer.mixings[0].has_sink else []
+    for one in passed:
+        if one.kind == "norm":
+            if "inner_norm" in layer.norms or one.norm is None:
+                words = f"a second norm ({one.where}) stands between attention and the output projection"
+                return Obstacle(kind="norm", where=one.where, reason=words)
+            layer.norms["inner_norm"] = one.norm
+            continue
+        norm = layer.norms.get("inner_norm")
+        if norm is not None and (norm.facts.kind == "layer" or one.kind == "differential"):
+            words = f"{one.where} changes the mixed heads again behind the norm {norm.path}"
+            return Obstacle(kind=one.kind, where=one.where, reason=words)
+        gains.append(one.kind)  # type: ignore[arg-type]
+    if len({id(mixing) for mixing in layer.mixings}) > 1 and "differential" not in gains and _is_halved(layer):
+        words = f"the heads of {layer.mixings[0].module} are put together from several attentions"
+        return Obstacle(kind="heads", where=layer.mixings[0].module, reason=words)
+    if "differential" in gains:
+        gains = ["differential"]  # numbers that multiply it are no gates
+    layer.gains = tuple(dict.fromkeys(gains))
+    return None
+
+
+def _is_halved(layer: FoundLayer) -> bool:
+    """Whether one head is made of the results of two products."""
+    assert layer.output.reading is not None
+    return int(layer.output.reading.channels.max()) + 1 > layer.mixings[0].channels
 
 
 def _other_than_self_attention(trace: Trace, mixing: Mixing, value: Product, branch: Branch) -> Obstacle | None:

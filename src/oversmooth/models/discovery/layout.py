@@ -1,17 +1,17 @@
 """How a layer's value and output weights are stored, read off the codes: rows, heads, axes and biases."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from oversmooth.models.canonical import value_rows
 from oversmooth.models.declaration import Fused, Rows
 from oversmooth.models.discovery.blocks import FoundLayer
 from oversmooth.models.discovery.obstacles import Obstacle
 from oversmooth.models.discovery.trace import SHIFT, Trace
 from oversmooth.models.discovery.weights import Parameter
+from oversmooth.models.stored import value_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Irregular(Exception):
 def layout_of(trace: Trace, layer: FoundLayer) -> Layout | Obstacle:
     """The storage of a layer, or why it cannot be said."""
     read, made = layer.value.columns.shape[-1], len(layer.output.rows)
-    if read != made:
+    if layer.latent is None and read != made:
         words = f"{layer.output.weight} leads from one stage of width {read} to the next of width {made}"
         return Obstacle(kind="stage", where=layer.output.weight.rpartition(".")[0], reason=words)
     try:
@@ -71,6 +71,9 @@ def _layout(trace: Trace, layer: FoundLayer) -> Layout:
         output_axes = f"{output_axes.split()[0]} channel head"
     if not torch.equal(channels, torch.arange(inner) % d_head):
         raise Irregular("the channels of the heads reach the output projection in no regular order")
+    norm = layer.norms.get("inner_norm")
+    if norm is not None and norm.shape[-1] not in (inner, d_head):
+        raise Irregular(f"the norm {norm.path} takes neither single heads nor all of them")
     heads = rows.reshape(n_heads, d_head)
     n_kv, of_heads = _value_heads(heads)
     all_rows = _out_size(value_parameter, value_axes)
@@ -153,6 +156,8 @@ def fused_form(rows: Int[Tensor, "kv channel"], n_heads: int, all_rows: int) -> 
     found = Rows(
         first=int(rows[0, 0]), per_head=int(rows[1, 0] - rows[0, 0]) if n_kv > 1 else 0, per_channel=per_channel
     )
+    if d_head % 2 == 0 and not torch.equal(value_rows(found, n_heads, n_kv, d_head), rows.flatten()):
+        found = replace(found, second_half=int(rows[0, d_head // 2] - rows[0, 0]))
     if not torch.equal(value_rows(found, n_heads, n_kv, d_head), rows.flatten()):
         raise Irregular("the rows of the values follow no regular order in their weight")
     return found

@@ -35,6 +35,8 @@ class NormCall:
     made: "Node"
     shape: tuple[int, ...]
     """Of what it reads; smaller than `read` where it reads a part, such as one token."""
+    codes: Tensor | None = None
+    """Where each channel that it reads comes from, where that is one row of a weight."""
 
 
 def classify(module: nn.Module, x: Tensor, y: Tensor) -> NormFacts | None:

@@ -42,7 +42,7 @@ def obstacle_of(trace: Trace, mixing: Mixing, output: Product | None) -> Obstacl
     if len(sources) > 1 or not isinstance(trace.sources[int(sources[0])], Product):
         words = f"the values of {where} are themselves the result of an attention (approximate or linear attention)"
         return Obstacle(kind="approximate", where=where, reason=words)
-    if not mixing.is_stochastic:
+    if not mixing.is_stochastic and not (mixing.has_sink and output is not None):
         low, high = mixing.row_sums
         words = f"the rows of the attention of {where} sum to between {low:.3g} and {high:.3g} (a sink): not to one"
         return Obstacle(kind="sink", where=where, reason=words)

@@ -150,6 +150,7 @@ class _Block:
 
         self.index, self.is_fused = block.index, block.is_fused
         self.value, self.output = pair(block.value), pair(block.output)
+        self.latent = None if block.latent is None else pair(block.latent)
         self.norms = {role: pair(names) for role, names in block.norms.items() if names.weight}
         self.gain = on_disk(block.gain)
 
@@ -203,11 +204,13 @@ def _paths(template: str, found: Sequence[_Block], live: Paths) -> Paths:
         return "|".join(dict.fromkeys(paths))
 
     value = common([(block, block.value) for block in found])
+    latents = [(block, block.latent) for block in found if block.latent is not None]
     gains = [block for block in found if block.gain]
     first = template.replace("{i}", str(gains[0].index)) if gains else ""
     return Paths(
         block=template,
         o=common([(block, block.output) for block in found]),
+        latent=common(latents),
         v="" if found[0].is_fused else value,
         qkv=value if found[0].is_fused else "",
         attn_gain=relative(first, gains[0].index, gains[0].gain) if gains else "",

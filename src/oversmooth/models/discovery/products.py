@@ -29,6 +29,8 @@ class Product:
     """Distance in the parameter between neighbouring inputs of one output."""
     out_step: int
     codes_read: Float[Tensor, "*batch token in"] | None = None
+    token_codes: Float[Tensor, " in"] | None = None
+    """Where each input channel comes from, where that is one row of a weight."""
     reading: "Reading | None" = None
     biases: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Pairs of rows and the codes of the biases that were added to them."""
@@ -56,6 +58,8 @@ class Mixing:
     is_causal: bool = False
     is_merged: bool = False
     """Whether the same softmax also reads another sequence, whose values the same weight makes."""
+    value_factor: float = 1.0
+    """A number that the values were multiplied by."""
 
     @property
     def channels(self) -> int:
@@ -64,6 +68,12 @@ class Mixing:
     @property
     def is_stochastic(self) -> bool:
         return all(abs(total - 1) < 2e-3 for total in self.row_sums)
+
+    @property
+    def has_sink(self) -> bool:
+        """Whether rows sum to less than one: something else took the rest."""
+        low, high = self.row_sums
+        return low > 0 and high < 1 + 2e-3 and not self.is_stochastic
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -179,6 +189,7 @@ def mixing_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node
         row_sums=_row_sums(weights),
         is_causal=_is_causal(weights if own is None else weights[..., : weights.shape[-2]]),
         is_merged=own is not None,
+        value_factor=trace.factor(a if is_turned else b),
     )
     shape = made.mT.shape if is_turned else made.shape
     items = shape[0] if len(shape) == 3 else 1
@@ -239,8 +250,13 @@ def reading_of(trace: "Trace", product: Product) -> None:
     if codes is None or not codes.numel():
         return
     codes = codes.reshape(-1, codes.shape[-1])
+    if bool((codes == codes[:1]).all()):
+        product.token_codes = codes[0].clone()
     sources = torch.div(codes, 2.0**32, rounding_mode="floor").long()
     whole = (codes >= 0).all(1) & (sources == sources[:, :1]).all(1)
+    if not bool(whole.any()):
+        product.reading = _doubled(trace, codes, sources)
+        return
     found: list[tuple[Mixing, Tensor, Tensor]] = []
     for number in sources[whole, 0].unique().tolist():
         mixing = trace.sources[number]
@@ -254,3 +270,22 @@ def reading_of(trace: "Trace", product: Product) -> None:
         found.append((mixing, values[0], channel[0]))
     if found and all(torch.equal(values, found[0][1]) for _, values, _ in found):
         product.reading = Reading(tuple(mixing for mixing, _, _ in found), found[0][1], found[0][2])
+
+
+def _doubled(trace: "Trace", codes: Float[Tensor, "token in"], sources: Int[Tensor, "token in"]) -> Reading | None:
+    """Heads made of two halves, which the same attention mixes in two products: one half behind the other."""
+    numbers = list(dict.fromkeys(sources[0].tolist()))
+    mixings = [trace.sources[number] for number in numbers if number >= 0]
+    known = [mixing for mixing in mixings if isinstance(mixing, Mixing) and mixing.value_codes is not None]
+    if len(known) != 2 or len(numbers) != 2 or known[0].channels != known[1].channels:
+        return None
+    width = known[0].channels
+    channels, values = torch.empty_like(sources), torch.empty_like(codes)
+    for half, (number, mixing) in enumerate(zip(numbers, known, strict=True)):
+        own = sources == number
+        positions = (codes[own] % 2.0**32).long()
+        channels[own] = positions % width + half * width
+        assert mixing.value_codes is not None
+        values[own] = mixing.value_codes[positions // width, positions % width]
+    is_regular = bool((channels == channels[:1]).all()) and bool((values == values[:1]).all())
+    return Reading(tuple(known), values[0], channels[0]) if is_regular else None

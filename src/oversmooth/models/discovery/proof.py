@@ -1,14 +1,17 @@
 """The equal-token identity, checked on the operations themselves.
 
 Rows of softmax attention sum to one. When the value projection sees the same vector x at every position, the output
-projection returns exactly `W_O (W_V x + b_V)`, whatever the mask, the positions, the queries and the keys. A dispatch
-mode gives every value projection equal tokens while the model runs, and compares what the output projections return.
+projection returns exactly `W_O (W_V x + b_V)`, whatever the mask, the positions, the queries and the keys. Where a gate, a
+sink or a difference of attentions multiplies what is written, the identity has the factors that the model itself shows for
+the tokens that run. A dispatch mode gives every value projection (the projection to the latent, where values have one)
+equal tokens while the model runs, and compares what the output projections return.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,22 +23,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.discovery.operations import MOVES
 from oversmooth.models.discovery.weights import Parameters
+from oversmooth.models.hooks.attention_maps import Awaited, blocks_watched
+from oversmooth.models.hooks.gains import TokenGains
+from oversmooth.models.hooks.maps import AttentionMaps
+from oversmooth.models.norms import epsilon_of
+from oversmooth.models.resolve import BlockNames
+from oversmooth.models.stores.module import ModuleStore
+from oversmooth.models.value_chain import ValueChain
 
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "convolution": (0, 1)}
 """Positions of the two factors among the arguments."""
-
-
-def value_map(
-    weights: AttentionWeights, x: Float[Tensor, " d_model"], *, has_bias: bool = True
-) -> Float[Tensor, " d_model"]:
-    """What attention returns when every token is x: `W_O (W_V x + b_V) + b_O`, in float64."""
-    value = weights.w_v.double() @ x.double()
-    if weights.b_v is not None:
-        value = value + weights.b_v.double()
-    output = torch.einsum(
-        "dhk,hk->d", weights.w_o.double(), value.repeat_interleave(weights.n_heads // weights.n_kv, 0)
-    )
-    return output + weights.b_o.double() if has_bias and weights.b_o is not None else output
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -44,18 +41,70 @@ class EqualTokenCheck:
 
     value: str
     output: str
-    """Names of its two weights."""
+    """Names of the weights that read the stream and write to it."""
     weights: AttentionWeights
     token: Float[Tensor, " d_model"]
+    epsilon: Mapping[str, float] = field(default_factory=dict)
+    """What its norms add under their square roots, by role."""
+    gains: Callable[[], TokenGains | None] = lambda: None
+    """What multiplied the tokens of the pass that is just under way."""
     error: float = 0.0
     tokens: int = 0
 
+    def expected(self, *, has_bias: bool) -> Float[Tensor, "#token d_model"]:
+        """What attention returns when every token is x: `W_O (W_V x + b_V) + b_O` with the model's own gains, in float64."""
+        weights = self.weights if has_bias else replace(self.weights, b_o=None)
+        chain = ValueChain(weights=weights, epsilon=self.epsilon, dtype=torch.float64)
+        values, _ = chain.values(self.token.to(weights.w_v.device).double()[None])
+        gains = self.gains()
+        mixed = chain.repeated(values).flatten(-2)
+        if gains is not None:
+            mixed = mixed.expand(len(gains.before), -1)
+        return chain.projected(chain.written(mixed, gains)[0])
+
     def compare(self, seen: Float[Tensor, "token d_model"], *, has_bias: bool) -> None:
-        expected = value_map(self.weights, self.token.to(self.weights.w_v.device), has_bias=has_bias)
+        expected = self.expected(has_bias=has_bias)
+        if len(expected) not in (1, len(seen)):
+            self.error = math.inf
+            return
         deviation = (seen.detach().double() - expected.to(seen.device)).abs().max().item()
         relative = deviation / max(expected.abs().max().item(), 1e-30)
         self.error = max(self.error, relative if math.isfinite(relative) else math.inf)  # max() would drop a NaN
         self.tokens = max(self.tokens, len(seen))
+
+
+Layered = tuple[BlockNames, Awaited, AttentionWeights]
+"""A block by its names, how its attention is awaited, and its canonical weights."""
+
+
+@contextmanager
+def prepared(
+    layers: Sequence[Layered], store: ModuleStore, generator: torch.Generator
+) -> Iterator[list[EqualTokenCheck]]:
+    """Checks of these layers, which see the gains of the pass that runs inside."""
+    with blocks_watched([(block, one) for block, one, _ in layers if one.has_gains], store) as take:
+        checks = []
+        for block, one, weights in layers:
+            reads = block.value if block.latent is None else block.latent
+            check = EqualTokenCheck(
+                value=reads.weight,
+                output=block.output.weight,
+                weights=weights,
+                token=torch.randn(weights.d_read, generator=generator),
+                epsilon={role: epsilon_of(store.norm(names)) for role, names in block.norms.items()},
+            )
+            if one.has_gains:
+                check.gains = partial(_gains, take, one)
+            checks.append(check)
+        yield checks
+
+
+def _gains(take: Callable[[tuple[str, int]], AttentionMaps], one: Awaited) -> TokenGains:
+    """Of every token of a batch, one sequence after the other; sums of rows are gains here."""
+    maps = take(one.layer)
+    found = [maps.all_gains(sequence) for sequence in range(maps.sequences)]
+    after = [part.after for part in found if part.after is not None]
+    return TokenGains(torch.cat([part.before for part in found]), torch.cat(after) if after else None)
 
 
 class _EqualTokens(TorchDispatchMode):

@@ -33,6 +33,7 @@ from oversmooth.models.discovery.operations import (
     MOVES,
     SOFTMAX,
 )
+from oversmooth.models.discovery.passages import Passage, follow_norm, follow_products, one_token
 from oversmooth.models.discovery.products import Mixing, Product, mixing_of, product_of, reading_of
 from oversmooth.models.discovery.weights import Parameter, Parameters
 
@@ -79,6 +80,9 @@ class Trace(TorchDispatchMode):
         self._nodes = WeakTensorKeyDictionary()
         self._codes = WeakTensorKeyDictionary()
         self._chances = WeakTensorKeyDictionary()
+        self._factors = WeakTensorKeyDictionary()
+        self.passed: list[Passage] = []
+        """What mixed heads went through on their way to a projection, in order."""
         self._parameter_sources: dict[str, int] = {}
         self._order = 0
 
@@ -154,6 +158,7 @@ class Trace(TorchDispatchMode):
             if func._schema.is_mutable and tensor._is_view() and tensor._base is not None:
                 self._nodes[tensor._base] = node  # writing into a part changes the whole
         self._follow_codes(func, op, args, kwargs, made)
+        follow_products(self, op, args, made[0], module)
         self._follow_chances(op, given, made, module)
         if op == "native_layer_norm":
             self.norms.append(fused_norm(self, args, nodes[0], module))
@@ -198,6 +203,14 @@ class Trace(TorchDispatchMode):
         for tensor, codes in zip(made, moved, strict=False):
             if codes.shape == tensor.shape:
                 self._codes[tensor] = codes
+
+    def factor(self, tensor: Tensor) -> float:
+        """The number that a result of a product was multiplied by."""
+        found: float = self._factors.get(tensor, 1.0)
+        return found
+
+    def set_factor(self, tensor: Tensor, factor: float) -> None:
+        self._factors[tensor] = factor
 
     def _shadows(self, op: str, args: tuple[Any, ...]) -> dict[int, Codes]:
         """The shadows of an operation's arguments, by identity."""
@@ -264,10 +277,11 @@ class Trace(TorchDispatchMode):
         self._order += 1
         self.calls.append(ModuleCall(path, self._order, into, out))
         if norm is not None and into is not None and out is not None:
-            found = NormCall(path, norm, into.root, out.root, into.shape)
+            found = NormCall(path, norm, into.root, out.root, into.shape, one_token(self, first_in))
             if self.norms and self.norms[-1].made is found.made:
                 self.norms.pop()  # the same norm, seen as a function
             self.norms.append(found)
+            follow_norm(self, found, first_in, first_out)
 
 
 def _move(func: Any, op: str, args: Any, kwargs: dict[str, Any], like: Tensor) -> list[Tensor]:

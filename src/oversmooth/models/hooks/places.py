@@ -140,10 +140,28 @@ class _StackTap:
     def attach(self) -> Iterator[Any]:
         for position in range(len(self.stack.names.blocks)):
             yield from _BlockTap(self, position).attach()
+        yield from self._attach_ends()
         if self.stack.names.final_norm:
             owner = self.store.owner(self.stack.names.final_norm.weight)
             yield owner.register_forward_hook(
                 lambda module, args, output: self.emit("final_norm", self.batch_first(output), self.last)
+            )
+
+    def _attach_ends(self) -> Iterator[Any]:
+        """Of hybrids: the stream before the first block and after the last, where those have no softmax attention."""
+        names = self.stack.names
+        paths = {} if self.stack.arch.passes else names.paths_of_all(self.stack.arch.paths.block)
+        have_attention = {block.index for block in names.blocks}
+        first, last = 0, names.blocks_in_model - 1
+        if paths and first not in have_attention:
+            yield self.store.module(paths[first]).register_forward_pre_hook(
+                lambda module, args, kwargs: self.emit("embedding", self.batch_first(_received(args, kwargs)), 0),
+                with_kwargs=True,
+            )
+        if paths and last not in have_attention:
+            self.last = last + 1
+            yield self.store.module(paths[last]).register_forward_hook(
+                lambda module, args, output: self.emit("other_sum", self.batch_first(_first(output)), last + 1)
             )
 
     def batch_first(self, h: Tensor) -> Float[Tensor, "batch token d_model"]:

@@ -21,11 +21,12 @@ TIMM_BLOCKS = ("Block",)
 class ModuleStore:
     """Tensors of a live module. Parametrized tensors appear under their own names, as the values they now have."""
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, *, keeps_names: bool = False):
+        """`keeps_names`: also in stacks of bare attention modules, which are numbered otherwise."""
         self._module = module
         self._where = tensors_of(module)
         self.config = describe(module)
-        if self.config.get("model_type") == "torch_attention":
+        if self.config.get("model_type") == "torch_attention" and not keeps_names:
             # Stacks of bare attention modules have names of the user's own: number them.
             layers = attention_modules(module)
             self._where = {

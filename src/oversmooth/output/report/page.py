@@ -65,7 +65,14 @@ def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         of = f" of {stack.blocks_in_model}" if stack.blocks != stack.blocks_in_model else ""
         name = f"{stack.name} " if stack.name else ""
         heads = f", {stack.n_heads} heads" if stack.n_heads else ""
-        facts.append((f"{name}{stack.family}", f"{stack.blocks}{of} layers, width {stack.d_model}{heads}"))
+        facts.append(
+            (
+                f"{name}{stack.family}",
+                f"{stack.blocks}{of} {'blocks' if of else 'layers'}, width {stack.d_model}{heads}",
+            )
+        )
+        if stack.form:
+            facts.append((f"{name}attention", stack.form))
     if analysis.measurement:
         data = analysis.measurement.data
         partial = " (interrupted)" if analysis.measurement.is_partial else ""

@@ -23,8 +23,13 @@ RUNG_WORDS = {
     2: "+ the real features",
     3: "+ coupling of differences into the mean",
     4: "+ biases",
-    5: "+ each token's own scale: exact",
+    5: "+ each token's own scale: exact without gains",
+    6: "+ each token's own gains: exact",
 }
+LEAK_WORDS = (
+    "The leak says how much of what all tokens share is turned into differences, because a gate, a sink or a norm on heads "
+    "lets every token write with a gain of its own; it works against smoothing."
+)
 
 
 def place_name(layer: LayerPrediction) -> str:
@@ -90,11 +95,13 @@ def ladder_section(prediction: Prediction) -> Section:
                     "Each bar adds one thing to the one before it; the last is computed from weights and attention "
                     "with everything in, and equals the measurement (dashed). The longest jump names what matters."
                 ),
-                alt="Bar chart of the six rungs for one layer, with the measured change as a line; the table has all.",
+                alt="Bar chart of the rungs for one layer, with the measured change as a line; the table has all.",
                 slider=Slider(count=len(steps), first=steps[0]["words"]),
             )
         )
     blocks.append(table_of("ladder-table", "The ladder of every layer", _ladder_rows(prediction)))
+    if any(layer.leak for layer in prediction.layers):
+        blocks.append(Words(text=LEAK_WORDS))
     blocks.append(Words(text="How well each rung agrees with the measurement, over all layers:"))
     blocks.append(table_of("agreement", "Agreement of each rung", _agreement_rows(prediction)))
     return Section(
@@ -109,15 +116,19 @@ def ladder_section(prediction: Prediction) -> Section:
 
 
 def _ladder_rows(prediction: Prediction) -> list[dict[str, Any]]:
+    leaks = any(layer.leak for layer in prediction.layers)
+    longest = max((len(layer.rungs) for layer in prediction.layers), default=0)
     return [
         {
             "layer": place_name(layer),
             "one pass": layer.direction or "not measured",
             "measured": layer.measured,
             "if repeated": layer.regime,
+            **dict.fromkeys((f"rung {k}" for k in range(longest)), None),
             **{f"rung {rung.rung}": rung.mean for rung in layer.rungs},
             "carried by": layer.carries or "",
             "right from rung": layer.explained_from,
+            **({"leak": layer.leak} if leaks else {}),
         }
         for layer in prediction.layers
     ]
@@ -183,6 +194,7 @@ def _ladder_layout(prediction: Prediction) -> dict[str, Any]:
 
 def what_if_section(prediction: Prediction) -> Section | None:
     """Each change beside the layer as it is."""
+    longest = max((len(layer.rungs) for layer in prediction.layers), default=0)
     rows = [
         {
             "layer": f"{row['stack']} {row['layer']}".strip(),
@@ -190,7 +202,7 @@ def what_if_section(prediction: Prediction) -> Section | None:
             "if repeated": row["regime"] or "",
             "ρ_dc": row["rho_dc"],
             "ρ_ac": row["rho_ac"],
-            **{f"rung {k}": row.get(f"rung_{k}") for k in range(6)},
+            **{f"rung {k}": row.get(f"rung_{k}") for k in range(longest)},
             "note": row["not_applicable"] or "",
         }
         for row in prediction.what_if_rows()

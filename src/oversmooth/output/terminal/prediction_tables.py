@@ -7,11 +7,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from oversmooth.output.numbers import format_cell, signed
+from oversmooth.output.terminal.heading import show_heading
 from oversmooth.output.terminal.tables import new_table, open_console, show_data
 from oversmooth.results import Row
 from oversmooth.results.layer_prediction import Asymptotic, LayerPrediction
 from oversmooth.results.prediction import Prediction
 
+LEAK_WORDS = (
+    "leak: how much of what all tokens share is turned into differences, because a gate, a sink or a norm on heads lets "
+    "every token write with a gain of its own; it works against smoothing."
+)
 COLOURS = {
     "no clear change": "dim",
     "smoothing": "blue",
@@ -24,7 +29,7 @@ COLOURS = {
 def show_prediction(result: Prediction, *, heads: bool = False) -> None:
     """Prints everything the prediction holds; details of every layer's verdict are in the JSON."""
     console = open_console()
-    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_heading(console, result.provenance)
     partial = " (interrupted: partial)" if result.is_partial else ""
     show_data(console, result.data, f"; eigenvalue problems solved for {result.solved}{partial}")
     stacks = list(dict.fromkeys(layer.stack for layer in result.layers))
@@ -86,12 +91,16 @@ def _theorem_cells(layer: LayerPrediction, found: Asymptotic) -> list[str]:
 
 
 def _ladder_table(result: Prediction, stack: str, layers: Sequence[LayerPrediction]) -> Table:
-    """Rungs 0 to 5 beside what was measured."""
+    """The rungs beside what was measured, and the leak where tokens write with gains of their own."""
     table = new_table()
     title = "change of log(HFC/LFC) across attention: measured, and from the theorem (rung 0) to it; below 0 smooths"
     table.title, table.title_justify = f"{stack + ': ' if stack else ''}{title}", "left"
-    names = [f"{rung.rung} {rung.name}" for rung in layers[0].rungs]
-    for name in ("layer", "one pass", "measured", *names, "carried by", "token scale"):
+    longest = max((layer.rungs for layer in layers), key=len)
+    names = [f"{rung.rung} {rung.name}" for rung in longest]
+    leaks = any(layer.leak for layer in layers)
+    if leaks:
+        table.caption, table.caption_justify = LEAK_WORDS, "left"
+    for name in ("layer", "one pass", "measured", *names, "carried by", "token scale", *(["leak"] if leaks else [])):
         table.add_column(name, justify="right")
     for layer in layers:
         error = "" if layer.measured_standard_error is None else f" ±{layer.measured_standard_error:.1g}"
@@ -102,8 +111,10 @@ def _ladder_table(result: Prediction, stack: str, layers: Sequence[LayerPredicti
             _coloured(layer.direction or "not measured"),
             "-" if layer.measured is None else f"{signed(layer.measured, 3)}{error}",
             *("-" if rung.mean is None else signed(rung.mean, 3) for rung in layer.rungs),
+            *[""] * (len(longest) - len(layer.rungs)),
             layer.carries or "-",
             scale + spread,
+            *(["-" if layer.leak is None else f"{layer.leak:.0%}"] if leaks else []),
         )
     rows = [item for item in result.agreements if item.stack == stack]
     table.add_section()

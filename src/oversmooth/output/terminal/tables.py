@@ -11,6 +11,7 @@ from rich.table import Table
 
 from oversmooth.output.data_words import how_made, how_much
 from oversmooth.output.numbers import format_cell
+from oversmooth.output.terminal.heading import show_heading
 from oversmooth.output.whole_files import write_whole
 from oversmooth.output.words import depth_words, dominating_words, who_words
 from oversmooth.results import Control, DataFacts, Inspection, LayerInspection, Measurement, Row, Spectrum, Verification
@@ -54,7 +55,7 @@ def write_parquet(path: Path, result: Measurement) -> None:
 def show_inspection(result: Inspection, *, heads: bool) -> None:
     console = open_console()
     stack_names = {layer.stack for layer in result.layers}
-    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_heading(console, result.provenance)
     for facts in result.stacks:
         size = f"{facts.n_heads} heads of {facts.d_head}" if facts.n_heads else "heads unknown"
         size += f", {facts.n_kv} value heads" if facts.n_kv != facts.n_heads else ""
@@ -66,6 +67,8 @@ def show_inspection(result: Inspection, *, heads: bool) -> None:
             f"{escape(name)}{escape(facts.family)}, {blocks}, width {facts.d_model}, {size}, "
             f"{facts.residual}-norm ({facts.norm})"
         )
+        if facts.form:
+            console.print(f"  {escape(facts.form)}")
     if result.provenance.found:
         console.print(f"No family is declared for it: its value path was {result.provenance.found}")
     for part in result.missing:
@@ -145,7 +148,7 @@ def _head_table(result: Inspection) -> Table:
 
 def show_verification(result: Verification) -> None:
     console = open_console()
-    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_heading(console, result.provenance)
     table = new_table()
     for name in ("stack", "layer", "error", "tokens"):
         table.add_column(name, justify="right")
@@ -162,7 +165,7 @@ def show_verification(result: Verification) -> None:
 
 def show_measurement(result: Measurement) -> None:
     console = open_console()
-    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_heading(console, result.provenance)
     partial = " (interrupted: partial)" if result.is_partial else ""
     prefix = "" if result.prefix_tokens == "none" else f", prefix tokens {result.prefix_tokens}"
     show_data(console, result.data, f"{prefix}{partial}")
@@ -218,7 +221,7 @@ def _measurement_table(result: Measurement, stack: str) -> Table:
 
 def show_control(result: Control) -> None:
     console = open_console()
-    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_heading(console, result.provenance)
     count = len(result.layers)
     console.print(f"{escape(result.change)}, in {count} layer{'s' * (count != 1)}")
     has_stacks = len({layer.stack for layer in result.layers}) > 1

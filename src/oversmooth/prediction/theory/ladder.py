@@ -7,7 +7,10 @@ m = r(X + Y) - r(X),   r = log(HFC/LFC),   X the residual stream, Y the attentio
 2 features      + the real second moments                        gains on P X and on the token mean
 3 coupling      + what differs between tokens leaking into what they share
 4 biases        + 1 c^T
-5 token scale   + each token's own scale in the norms: equal to m up to rounding
+5 token scale   + each token's own scale in the norms: equal to m up to rounding, where nothing multiplies what is written
+6 gains         + each token's own gains (gates, sinks, a norm on the mixed heads): equal to m up to rounding
+
+Rungs 0 to 5 of a layer with gains are those of the averaged operator, in which every token has the mean gains.
 """
 
 import math
@@ -20,51 +23,54 @@ from torch import Tensor
 
 from oversmooth.measurement.metrics import log_hfc_lfc
 from oversmooth.measurement.moments import Moments
+from oversmooth.models.hooks.gains import TokenGains
 from oversmooth.prediction.theory.layer import AttentionLayer, ExactBranch
+from oversmooth.prediction.theory.leak import leak
 from oversmooth.prediction.theory.operator import AttentionFacts, LayerOperator, centre
 
-RUNGS = ("asymptotic", "typical", "features", "coupling", "biases", "token scale")
-STEPS = ("repetition", "features", "coupling", "biases", "token scale")
+RUNGS = ("asymptotic", "typical", "features", "coupling", "biases", "token scale", "gains")
+"""The last only where there are gains of the token that is written."""
+STEPS = ("repetition", "features", "coupling", "biases", "token scale", "gains")
 """What is added from one rung to the next; the first step goes from infinite repetition to a single layer."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Ladder:
-    """Rungs 1 to 5 of one layer on one sequence; `None` where a logarithm does not exist (a mean or a part is zero)."""
+    """Rungs 1 to 5 (6 with gains) of one layer on one sequence; `None` where a logarithm does not exist (a part is zero)."""
 
     rungs: tuple[float | None, ...]
     exact: ExactBranch
     operator: LayerOperator
-    """The layer at the common token scale, for rung 0."""
+    """The layer at the common token scale and gains, for rung 0."""
+    leak: float | None
+    """How much of what all tokens share becomes differences, because tokens write with different gains."""
 
 
 def climb(
     layer: AttentionLayer,
     attention: Float[Tensor, "head token token"],
     x: Float[Tensor, "token d_model"],
+    gains: TokenGains | None = None,
     known: AttentionFacts | None = None,
 ) -> Ladder:
-    """Rungs 1 to 5, with two passes through the branch; `known` is what was already found out about attention."""
-    exact = layer.exact(attention, x)
-    operator = replace(layer.operator(attention, exact.common_scale), known=known)
+    """Every rung above the first, with two passes through the branch; `known` is what was found out about attention."""
+    exact = layer.exact(attention, x, gains)
+    operator = replace(layer.operator(attention, exact), known=known)
     mean, varying = x.mean(0), centre(x)
     shared = operator.shared(mean)
     moved = layer.skip * varying + operator.branch(varying)
     linear = moved + shared
-    branch_scale = 1.0 if exact.branch_scales is None else exact.branch_scales.mean().item()
-    affine = linear + layer.bias(operator.row_sums, branch_scale)
-    before, third, fourth, fifth = log_ratios(torch.stack([x, linear, affine, layer.skip * x + exact.output]))
+    affine = linear + layer.bias(operator.row_sums, exact, gains)
+    steps = [x, linear, affine, layer.skip * x + exact.output]
+    if exact.gains is not None:
+        steps.insert(3, layer.skip * x + layer.at_mean_gains(exact, gains))
+    before, *later = log_ratios(torch.stack(steps))
     features = _log_of(centre(moved).norm() / varying.norm()), _log_of(shared.norm() / mean.norm())
     return Ladder(
-        rungs=(
-            typical(operator),
-            _difference(*features),
-            _difference(third, before),
-            _difference(fourth, before),
-            _difference(fifth, before),
-        ),
+        rungs=(typical(operator), _difference(*features), *(_difference(value, before) for value in later)),
         exact=exact,
         operator=operator,
+        leak=leak(layer.branch, operator, exact.gains, mean),
     )
 
 
@@ -106,8 +112,8 @@ def _difference(a: float | None, b: float | None) -> float | None:
 
 
 def carrying_step(rungs: tuple[float | None, ...]) -> str | None:
-    """The step between neighbouring rungs 0 to 5 that changes most; `None` where a rung is missing."""
-    if len(rungs) != len(RUNGS) or any(rung is None for rung in rungs):
+    """The step between neighbouring rungs that changes most; `None` where a rung is missing."""
+    if any(rung is None for rung in rungs):
         return None
     changes = [abs(b - a) for a, b in pairwise(rungs)]  # type: ignore[operator]
     return STEPS[max(range(len(changes)), key=changes.__getitem__)]

@@ -7,7 +7,7 @@ keeps what is needed again for every sequence. `LayerOperator` adds the attentio
 is the norm after the sum in post-norm blocks, without its common scale, which drops out of every exponent.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
-from oversmooth.models.canonical import AttentionWeights, summed_over_groups
-from oversmooth.spectra.folding import NormAfter, folded_output, folded_values, norm_after
+from oversmooth.models.canonical import AttentionWeights, ValueSizes, summed_over_groups
+from oversmooth.spectra.folding import NormAfter, folded_heads, folded_output, norm_after, value_weights
 from oversmooth.spectra.value_map import ValueMap
 
 View = Literal["plain", "branch", "folded"]
@@ -25,7 +25,7 @@ View = Literal["plain", "branch", "folded"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ValuePath:
+class ValuePath(ValueSizes):
     """The value path of one layer at unit token scale: `X H_h = X W_V^h W_O^h`, and what follows the sum."""
 
     w_v: Float[Tensor, "kv d_head d_model"]
@@ -34,27 +34,6 @@ class ValuePath:
     """Weight of a norm after the sum; `None` where there is none."""
     after_centres: bool = False
     """Whether that norm takes the feature mean off (LayerNorm)."""
-
-    @property
-    def d_model(self) -> int:
-        return self.w_o.shape[0]
-
-    @property
-    def n_heads(self) -> int:
-        return self.w_o.shape[1]
-
-    @property
-    def n_kv(self) -> int:
-        return self.w_v.shape[0]
-
-    @property
-    def d_head(self) -> int:
-        return self.w_v.shape[1]
-
-    @property
-    def channels(self) -> int:
-        """Value channels K = n_kv d_head: the rank of H is at most this."""
-        return self.n_kv * self.d_head
 
     @property
     def is_reducible(self) -> bool:
@@ -145,6 +124,10 @@ class ValuePath:
         """All eigenvalues of `dc_core`."""
         return torch.linalg.eigvals(self.dc_core)
 
+    def with_gains(self, gains: Float[Tensor, "head channel"] | None) -> "ValuePath":
+        """`H_h = W_V^h diag(g^h) W_O^h`: the path with gains of the written token that are the same for every token."""
+        return self if gains is None else replace(self, w_o=self.w_o * gains)
+
     def dc_map(self, row_sums: Float[Tensor, " head"]) -> ValueMap:
         """The map H that acts on what all tokens share, heads weighted by what the rows of their attention sum to."""
         shared = summed_over_groups(self.w_o * row_sums[:, None], self.n_kv)
@@ -153,13 +136,13 @@ class ValuePath:
 
 def value_path(weights: AttentionWeights, view: View, dtype: torch.dtype = torch.float32) -> ValuePath:
     """The value path of a layer in one of three views, at unit token scale."""
-    w_v, w_o = weights.w_v.to(dtype), weights.w_o.to(dtype)
+    w_v, w_o = value_weights(weights, dtype, folded=view != "plain"), weights.w_o.to(dtype)
     if view == "plain":
         return ValuePath(w_v=w_v, w_o=w_o)
     after = norm_after(weights, w_v) if view == "folded" else None
     return ValuePath(
-        w_v=folded_values(weights, w_v),
-        w_o=folded_output(weights, w_o),
+        w_v=w_v,
+        w_o=folded_output(weights, folded_heads(weights, w_o)),
         after_weight=None if after is None else after.weight,
         after_centres=after is not None and after.centres,
     )

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from oversmooth.models.hooks.gains import TokenGains
 from oversmooth.prediction.theory.asymptotics import Asymptotics, asymptotics_each
 from oversmooth.prediction.theory.heads import TOKENS_UP_TO, HeadTheorem, dobrushin, head_theorems
 from oversmooth.prediction.theory.ladder import Ladder, climb, log_ratios
@@ -32,8 +33,10 @@ class LayerSample:
     tokens: int
     is_causal: bool
     rungs: tuple[float | None, ...]
-    """Rungs 0 to 5; rung 0 is `None` where the eigenvalue problems were not solved."""
+    """Rungs 0 to 5, or 6 with gains; rung 0 is `None` where the eigenvalue problems were not solved."""
     measured: float | None
+    leak: float | None
+    has_gains: bool
     scale: float | None
     scale_spread: float | None
     smallest_scale: float | None
@@ -66,6 +69,7 @@ def sample_layer(
     x: Float[Tensor, "token d_model"],
     after: Float[Tensor, "token d_model"],
     *,
+    gains: TokenGains | None = None,
     solve: bool,
     with_heads: bool = True,
     changes: Sequence[Changed] = (),
@@ -78,7 +82,7 @@ def sample_layer(
     changed layer only where it is read from the Krylov space of the layer as it is. Also returns the operator with
     everything folded in, for the product over depth.
     """
-    ladder = climb(layer, attention, x)
+    ladder = climb(layer, attention, x, gains)
     scale, spread, smallest = _scale(ladder)
     folded = _folded_operator(layer, ladder)
     made = [change for change in changes if change.layer]
@@ -91,6 +95,8 @@ def sample_layer(
         is_causal=ladder.operator.is_causal,
         rungs=(acting.exponent if acting else None, *ladder.rungs),
         measured=None if before is None or behind is None else behind - before,
+        leak=ladder.leak,
+        has_gains=ladder.exact.gains is not None,
         scale=scale,
         scale_spread=spread,
         smallest_scale=smallest,
@@ -99,7 +105,7 @@ def sample_layer(
         acting=acting,
         heads=tuple(head_theorems(ladder.operator)) if solve and with_heads and short else (),
         dobrushin=tuple(dobrushin(attention).tolist()) if solve and with_heads and short else (),
-        changes=tuple(_changed(change, ladder, x, solver) for change in made),
+        changes=tuple(_changed(change, ladder, x, gains, solver) for change in made),
         simulation=tuple(simulate(ladder.operator, x, simulate_steps)) if simulate_steps else (),
     )
     return sample, folded or ladder.operator
@@ -119,7 +125,7 @@ def _folded_operator(layer: AttentionLayer, ladder: Ladder) -> LayerOperator | N
         return None
     if layer.folded is layer.branch:
         return ladder.operator
-    return replace(ladder.operator, path=layer.folded)
+    return replace(ladder.operator, path=layer.folded.with_gains(ladder.exact.mean_gains))
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -139,7 +145,8 @@ class _Solver:
         acting = ladder.operator
         is_long = acting.tokens >= MANY_TOKENS and not acting.is_causal
         space = TokenSpace(acting.attention) if is_long else None
-        operators = {item.change: item.change.operator(layer, acting) for item in changes}
+        plain = changes if layer.weights.beyond_plain is None else ()  # gains and latent scales change with the layer
+        operators = {item.change: item.change.operator(layer, acting) for item in plain}
         apart = {change: found for change, found in operators.items() if found is not None and found is not acting}
         first, *rest = asymptotics_each([acting, *apart.values()], space)
         shifted = dict(zip(apart, rest, strict=True)) | {
@@ -173,10 +180,14 @@ def _folded(folded: LayerOperator | None, ladder: Ladder, solver: _Solver | None
 
 
 def _changed(
-    changed: Changed, ladder: Ladder, x: Float[Tensor, "token d_model"], solver: _Solver | None
+    changed: Changed,
+    ladder: Ladder,
+    x: Float[Tensor, "token d_model"],
+    gains: TokenGains | None,
+    solver: _Solver | None,
 ) -> ChangedSample:
     assert changed.layer is not None
     known = ladder.operator.facts
-    found = climb(changed.layer, changed.change.attention(known.attention), x, known)
+    found = climb(changed.layer, changed.change.attention(known.attention), x, gains, known)
     solved = solver.changed(changed.change, found.operator) if solver else None
     return ChangedSample(rungs=(solved.exponent if solved else None, *found.rungs), solved=solved)

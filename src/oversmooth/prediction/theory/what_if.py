@@ -105,7 +105,9 @@ def _no_norm_on_branch(layer: AttentionLayer) -> str | None:
     return None
 
 
-def _too_many_channels(layer: AttentionLayer) -> str | None:
+def _no_guarantee(layer: AttentionLayer) -> str | None:
+    if layer.weights.beyond_plain is not None:
+        return f"{layer.weights.beyond_plain}, which the guarantee of an interval does not cover"
     if layer.plain.channels > layer.weights.d_model:
         return "there are more value channels than features, so that they have no orthonormal basis"
     return None
@@ -205,7 +207,7 @@ def _interval(name: str, low: float, high: float) -> WhatIf:
         name=name,
         layer=lambda layer: dataclasses.replace(layer, weights=kept_weights(layer.weights, form)),
         attention=_same,
-        why_not=_too_many_channels,
+        why_not=_no_guarantee,
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import oversmooth as osm
-from oversmooth.errors import RefusedArchitecture, UnknownArchitecture
+from oversmooth.errors import UnknownArchitecture
 from oversmooth.models.discovery.skeleton import built
 from oversmooth.models.identify import declared_for
 
@@ -54,10 +54,12 @@ def test_an_undeclared_checkpoint_can_be_verified_and_run(tmp_path: Path) -> Non
     assert max(layer.identity_error for layer in found.layers) < 1e-3
 
 
-def test_what_stands_in_the_way_is_named_before_anything_is_read(tmp_path: Path) -> None:
-    _, folder = saved(tmp_path, "afmoe", num_experts=2, num_experts_per_tok=1)
-    with pytest.raises(RefusedArchitecture, match=r"a gate in .*self_attn multiplies the output of attention"):
-        osm.inspect(folder)
+def test_a_gated_checkpoint_is_inspected_at_gain_one_and_says_so(tmp_path: Path) -> None:
+    model, folder = saved(tmp_path, "afmoe", num_experts=2, num_experts_per_tok=1)
+    found = osm.inspect(folder)
+    assert "gates at gain one" in found.stacks[0].form
+    live = osm.inspect(model)
+    assert [layer.plain.rho_dc for layer in found.layers] == [layer.plain.rho_dc for layer in live.layers]
 
 
 def test_a_type_that_no_library_can_build_is_unknown(tmp_path: Path) -> None:

@@ -150,14 +150,28 @@ class NoSoftmax(Separate):
 
 
 @pytest.mark.parametrize(
+    ("attention", "gains", "inner_norm"),
+    [(Gated, ("gate",), ""), (NormedHeads, (), "attn.inner_norm"), (Sink, ("sink",), "")],
+)
+def test_gates_sinks_and_norms_on_heads_of_ones_own_are_found(
+    attention: type[nn.Module], gains: tuple[str, ...], inner_norm: str
+) -> None:
+    torch.manual_seed(0)
+    model = Model([Block(attention()) for _ in range(2)])
+    arch = osm.discover(model).archs[0]
+    assert (arch.gains, arch.paths.inner_norm) == (gains, inner_norm)
+    assert osm.verify(model).passed
+    found = osm.predict(model, [torch.randint(50, (2, 5))], solve=1)
+    assert max(layer.identity_error for layer in found.layers) < 1e-3
+    assert [layer.rungs[-1].name for layer in found.layers] == ["gains", "gains"]
+
+
+@pytest.mark.parametrize(
     ("attention", "kind", "words"),
     [
-        (Gated, "gate", r"blocks\.0\.attn.*multipl"),
-        (NormedHeads, "norm", r"blocks\.0\.attn\.inner_norm stands between attention and the output"),
         (Convolved, "convolution", r"blocks\.0\.attn\.mixer\) stands between the values and attention"),
         (OverChannels, "channels", "attention over channels"),
         (TalkingHeads, "heads", r"blocks\.0\.attn\.talk .*heads are mixed"),
-        (Sink, "sink", "sum to between"),
         (NoSoftmax, "no attention", "no softmax attention was seen"),
     ],
 )
