@@ -335,7 +335,7 @@ def test_results_do_not_depend_on_global_seeds():
     [
         ({"solve": 0}, BadValue),
         ({"simulate": -1}, BadValue),
-        ({"dtype": "float16"}, UnknownName),
+        ({"precision": "float16"}, UnknownName),
         ({"what_ifs": ["unknown"]}, UnknownName),
     ],
 )
