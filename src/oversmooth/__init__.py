@@ -12,6 +12,9 @@ osm.analyze(target)     # all of it -> Analysis (.save_html() .to_json() .to_pan
 osm.sharpen(model), osm.smooth(model), osm.constrain(model, low=..., high=...)   # in place, for training
 osm.apply(model, "attnscale"), osm.unapply(model)   # published interventions by name
 osm.bake(model)         # back to ordinary weights, same outputs
+osm.task_loss(target)   # how well it does what it was trained for
+osm.ablate(target)      # what removing each sub-block costs, and which cheap number would have told
+osm.prune(target, out, budget=0.25)   # an ordinary checkpoint without the blocks that matter least
 osm.edit(target, out)   # the same on a checkpoint, without loading the model
 osm.Monitor(model, batches), osm.SmoothingCallback(batches=...)   # the same during training
 
@@ -34,14 +37,29 @@ if TYPE_CHECKING:
     from oversmooth.models.discovery.discover import discover
     from oversmooth.models.verify import verify
     from oversmooth.prediction.prediction import predict
-    from oversmooth.results import Analysis, Control, GateResult, Inspection, Measurement, Prediction, Verification
+    from oversmooth.results import (
+        Ablation,
+        Analysis,
+        Control,
+        GateResult,
+        Inspection,
+        Measurement,
+        Prediction,
+        Pruning,
+        TaskLoss,
+        Verification,
+    )
     from oversmooth.spectra.inspection import inspect
     from oversmooth.training.callback import SmoothingCallback
     from oversmooth.training.monitor import Monitor
+    from oversmooth.worth.ablation import ablate
+    from oversmooth.worth.pruning import prune
+    from oversmooth.worth.task_loss import task_loss
 
     __version__: str
 
 __all__ = [
+    "Ablation",
     "Analysis",
     "Control",
     "GateResult",
@@ -50,8 +68,11 @@ __all__ = [
     "Monitor",
     "OversmoothError",
     "Prediction",
+    "Pruning",
     "SmoothingCallback",
+    "TaskLoss",
     "Verification",
+    "ablate",
     "analyze",
     "apply",
     "bake",
@@ -62,8 +83,10 @@ __all__ = [
     "inspect",
     "measure",
     "predict",
+    "prune",
     "sharpen",
     "smooth",
+    "task_loss",
     "unapply",
     "verify",
 ]
@@ -72,6 +95,9 @@ _HOMES = {
     "OversmoothError": "oversmooth.errors",
     "SmoothingCallback": "oversmooth.training.callback",
     "Monitor": "oversmooth.training.monitor",
+    "ablate": "oversmooth.worth.ablation",
+    "prune": "oversmooth.worth.pruning",
+    "task_loss": "oversmooth.worth.task_loss",
     "analyze": "oversmooth.analysis",
     "discover": "oversmooth.models.discovery.discover",
     "edit": "oversmooth.control.edit",
@@ -83,7 +109,10 @@ _HOMES = {
     **dict.fromkeys(("apply", "unapply"), "oversmooth.control.interventions"),
     **dict.fromkeys(("bake", "constrain", "sharpen", "smooth"), "oversmooth.control.constrain"),
     **dict.fromkeys(
-        ("Analysis", "Control", "GateResult", "Inspection", "Measurement", "Prediction", "Verification"),
+        (
+            *("Ablation", "Analysis", "Control", "GateResult", "Inspection", "Measurement", "Prediction", "Pruning"),
+            *("TaskLoss", "Verification"),
+        ),
         "oversmooth.results",
     ),
 }

@@ -6,17 +6,21 @@ from oversmooth.commands import completion
 from oversmooth.commands.completion import VALUES
 from oversmooth.measurement.selection import GROUPS, known_metrics
 from oversmooth.models.hooks.places import PLACES
+from oversmooth.models.task_heads import TASKS as LOSS_TASKS
 from oversmooth.prediction.theory.what_if import WHAT_IFS
 from oversmooth.training.recipes.language.superglue.job import SETTINGS
 from oversmooth.training.recipes.language.superglue.tasks import TASKS
 from oversmooth.training.recipes.train import load_recipe
 from oversmooth.training.recipes.variants import VARIANTS
 from oversmooth.training.reproduce.claims import CLAIMS
+from oversmooth.worth.pruning import BY
 
 TABLES = {
     "claim": ("all", *(claim.name for claim in CLAIMS)),
+    "loss_task": tuple(LOSS_TASKS),
     "metric": ("all", *GROUPS, *known_metrics()),
     "place": ("all", "stream", "norms", "branches", *PLACES),
+    "prune_by": BY,
     "setting": tuple(SETTINGS),
     "task": ("superglue", *TASKS),
     "variant": VARIANTS,

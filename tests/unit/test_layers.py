@@ -20,6 +20,7 @@ LAYERS = (
     ("data", "spectra"),
     ("measurement", "control"),
     ("prediction",),
+    ("worth",),
     ("analysis",),
     ("training",),
     ("lightning",),  # one name, where users of Lightning look for it

@@ -15,6 +15,7 @@ from oversmooth.commands.plugins import plugins
 from oversmooth.commands.reproduce import reproduce
 from oversmooth.commands.train import train
 from oversmooth.commands.weights import architectures, discover, inspect, verify
+from oversmooth.commands.worth import ablate, loss, prune
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,6 +45,9 @@ for command in (
     card,
     gate,
     edit,
+    loss,
+    ablate,
+    prune,
     train,
     finetune,
     reproduce,

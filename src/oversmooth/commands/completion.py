@@ -15,6 +15,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     ),
     "dtype": ("stored", "float32", "bfloat16", "float16"),
     "format": ("html", "md"),
+    "loss_task": ("causal language", "masked language", "classification", "similarity"),
     "metric": (
         *(
             "all",
@@ -42,6 +43,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     ),
     "precision": ("float32", "float64"),
     "prefix_tokens": ("keep", "drop"),
+    "prune_by": ("influence", "loss"),
     "scale": ("cpu", "full"),
     "setting": ("superglue", "glue"),
     "task": ("superglue", "boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc", "axb", "axg"),

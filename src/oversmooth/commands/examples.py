@@ -17,6 +17,12 @@ EXAMPLES = {
         "oversmooth gate path/to/model --rules gate.toml --against before.json --junit gate.xml",
     ),
     "edit": ("oversmooth edit path/to/model --sharpen --layers 3-5 --out sharpened",),
+    "loss": ("oversmooth loss path/to/model --data texts.txt", "oversmooth loss edited --original path/to/model"),
+    "ablate": ("oversmooth ablate path/to/model --data texts.txt --max-samples 16 --csv ablation.csv",),
+    "prune": (
+        "oversmooth prune path/to/model --blocks 9-11 --out smaller",
+        "oversmooth prune path/to/model --budget 0.25 --by loss --max-loss-increase 0.1 --data texts.txt --out smaller",
+    ),
     "train": (
         "oversmooth train digits --variant sharpen --seed 1",
         "oversmooth train cifar100 --data cifar-100-python.tar.gz --set training.epochs=10",

@@ -38,20 +38,20 @@ class Checkpoint:
     folder: Path
 
 
-def local_checkpoint(target: str) -> Checkpoint:
+def local_checkpoint(target: str, verb: str = "edit") -> Checkpoint:
     """The folder behind a target: its own, that of a file, or that of a model in the hub cache."""
     path = Path(target).expanduser()
     if path.is_dir():
         return Checkpoint(str(path), path)
     if path.is_file():
         if path.suffix == ".gguf":
-            raise CannotControl("edit", target, *PACKED_BLOCKS)
+            raise CannotControl(verb, target, *PACKED_BLOCKS)
         return Checkpoint(str(path), path.parent)
     cached = cached_hub_folder(target) if HUB_ID.fullmatch(target) else None
     if cached is not None:
         return Checkpoint(str(cached.path), cached.path)
     advice = "Download it first, for example: hf download NAME --local-dir FOLDER"
-    raise CannotControl("edit", target, "it is not a folder or file on this machine", advice)
+    raise CannotControl(verb, target, "it is not a folder or file on this machine", advice)
 
 
 class EditableCopy:
@@ -78,17 +78,17 @@ def copy_checkpoint(checkpoint: Checkpoint, store: TensorStore, to: Path) -> Edi
     assert isinstance(store, SafetensorsStore | PickleStore), "a local checkpoint is one of these"
     where = {name: store.file_of(name) for name in store.names}
     files = dict.fromkeys(where.values())
-    _copy_small_files(checkpoint.folder, to)
+    copy_small_files(checkpoint.folder, to)
     for file in files:
         if isinstance(store, SafetensorsStore):
             shutil.copyfile(checkpoint.folder / file, to / file)
         else:
-            _convert(checkpoint.folder / file, to / _as_safetensors(file))
-    renamed = {name: _as_safetensors(file) for name, file in where.items()}
+            _convert(checkpoint.folder / file, to / as_safetensors(file))
+    renamed = {name: as_safetensors(file) for name, file in where.items()}
     index = _index_of(checkpoint.folder, len(files) > 1)
     if index is not None:
         body = json.loads((checkpoint.folder / index).read_text())
-        (to / _as_safetensors(index)).write_text(json.dumps({**body, "weight_map": renamed}, indent=2) + "\n")
+        (to / as_safetensors(index)).write_text(json.dumps({**body, "weight_map": renamed}, indent=2) + "\n")
     for file in renamed.values():
         (to / file).chmod(0o644)  # a checkpoint that is read-only is still one whose copy can be edited
     return EditableCopy(to, renamed)
@@ -101,7 +101,7 @@ def _index_of(folder: Path, is_sharded: bool) -> str | None:
     return next((name for name in names if (folder / name).is_file()), None)
 
 
-def _as_safetensors(file: str) -> str:
+def as_safetensors(file: str) -> str:
     """The name under which transformers looks for the same weights as safetensors."""
     return re.sub(r"^(pytorch_)?(.*)\.(bin|pt|pth|ckpt)(?=$|\.index\.json$)", r"\2.safetensors", file)
 
@@ -117,7 +117,7 @@ def _convert(file: Path, to: Path) -> None:
     save_file(tensors, to, metadata={"format": "pt"})
 
 
-def _copy_small_files(folder: Path, to: Path) -> None:
+def copy_small_files(folder: Path, to: Path) -> None:
     """All files beside the weights, and small parts of the model in folders of their own, such as a pooling layer."""
     for place, folders, files in os.walk(folder):
         skipped = [name for name in folders if name.startswith(".") or name in OTHER_FORMATS]

@@ -38,7 +38,7 @@ def load_model(source: Source, verb: str, *, trust_remote_code: bool = False) ->
         raise MissingDependency("transformers", "hf", f"`{verb}`") from error
     register_own_models()
     try:
-        with _silenced(transformers):
+        with silenced(transformers):
             if source.offload or (source.offload is None and must_offload(source, source.dtype)):
                 return load_offloaded(source, source.dtype, trust_remote_code=trust_remote_code)
             model, loaded = _built_by_transformers(source, transformers, trust_remote_code)
@@ -72,7 +72,7 @@ def _built_by_transformers(
 
 
 @contextmanager
-def _silenced(transformers: Any) -> Iterator[None]:
+def silenced(transformers: Any) -> Iterator[None]:
     """No log lines and no bars of transformers, whose loading of GGUF draws one whatever it is told."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()

@@ -44,9 +44,11 @@ from oversmooth.results.measurement import (
 )
 from oversmooth.results.prediction import Agreement, DepthPrediction, Prediction
 from oversmooth.results.verification import LayerCheck, Verification
+from oversmooth.results.worth import Ablation, Loss, Predictor, Pruning, Removal, TaskLoss
 
 __all__ = [
     "SCHEMA_VERSION",
+    "Ablation",
     "Agreement",
     "Analysis",
     "Applied",
@@ -72,14 +74,18 @@ __all__ = [
     "LayerControl",
     "LayerInspection",
     "LayerPrediction",
+    "Loss",
     "Measurement",
     "Missing",
     "NormFacts",
     "Part",
     "PlaceValue",
     "Prediction",
+    "Predictor",
     "Progress",
     "Provenance",
+    "Pruning",
+    "Removal",
     "Row",
     "Rung",
     "SavedResult",
@@ -88,6 +94,7 @@ __all__ = [
     "Spectrum",
     "StackFacts",
     "Statement",
+    "TaskLoss",
     "TaskResult",
     "TextFacts",
     "Verification",

@@ -86,7 +86,7 @@ def observed(
             handle.remove()
 
 
-def _received(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def received(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """The hidden states that a module was called with: the first features, or those that have a usual name."""
     usual = [kwargs[name] for name in ("hidden_states", "query", "src", "x") if name in kwargs]
     tensors = [value for value in (*args, *usual, *kwargs.values()) if isinstance(value, Tensor)]
@@ -219,7 +219,7 @@ class _BlockTap:
     # --- what is the same for all blocks ---
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.x = self.tap.batch_first(_received(args, kwargs))
+        self.x = self.tap.batch_first(received(args, kwargs))
         seen = self.tap.depth
         self.tap.depth = next((depth for depth in self.depths if depth > seen), self.depths[0])
         if self.tap.depth == 1:
@@ -262,7 +262,7 @@ class _BlockTap:
         if paths.after:
             after = self.tap.store.module(inside(block.path, paths.after, block.index))
             yield after.register_forward_pre_hook(
-                lambda module, args, kwargs: self._sum_reached(self.tap.batch_first(_received(args, kwargs))),
+                lambda module, args, kwargs: self._sum_reached(self.tap.batch_first(received(args, kwargs))),
                 with_kwargs=True,
             )
         norm = self._norm("attn_norm")
@@ -273,13 +273,13 @@ class _BlockTap:
         if paths.end and block.position == len(self.tap.stack.names.blocks) - 1:
             end = self.tap.store.module(paths.end)
             yield end.register_forward_pre_hook(
-                lambda module, args, kwargs: self.tap.ended(self.tap.batch_first(_received(args, kwargs))),
+                lambda module, args, kwargs: self.tap.ended(self.tap.batch_first(received(args, kwargs))),
                 with_kwargs=True,
             )
 
     def _enter_behind(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The stream before attention is also the stream after the block before."""
-        self.tap.ended(self.tap.batch_first(_received(args, kwargs)))
+        self.tap.ended(self.tap.batch_first(received(args, kwargs)))
         self._enter(module, args, kwargs)
         self.tap.open = self
 

@@ -1,0 +1,148 @@
+"""`oversmooth loss`, `ablate` and `prune`: what parts of a model are worth."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oversmooth.commands import completion
+from oversmooth.commands.options import (
+    CsvFile,
+    DataOption,
+    Device,
+    Json,
+    TargetArgument,
+    TrustRemoteCode,
+    embedded_default,
+)
+from oversmooth.commands.reading import reads_data
+from oversmooth.data.reading import ReadingOptions
+from oversmooth.output.terminal.progress_bars import one_bar
+from oversmooth.output.whole_files import require_writable
+
+Task = Annotated[
+    str | None,
+    typer.Option(
+        help="`causal language`, `masked language`, `classification` or `similarity`. Default: what it has a head for.",
+        autocompletion=completion.values("loss_task"),
+    ),
+]
+
+
+@reads_data
+def loss(
+    target: TargetArgument = None,
+    data: DataOption = None,
+    task: Task = None,
+    original: Annotated[
+        str | None, typer.Option(help="The model whose similarities an embedding model is compared with.")
+    ] = None,
+    device: Device = None,
+    json: Json = False,
+    trust_remote_code: TrustRemoteCode = False,
+    *,
+    reading: ReadingOptions,
+) -> None:
+    """Show how well a model does what it was trained for: its loss on data."""
+    from oversmooth.output.terminal.worth_tables import show_loss
+    from oversmooth.worth.task_loss import task_loss
+
+    with one_bar("Running sequences") as progress:
+        result = task_loss(
+            target or embedded_default(),
+            data,
+            task=task,
+            original=original,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
+            **reading,
+        )
+    if json:
+        typer.echo(result.to_json(indent=2))
+        return
+    show_loss(result)
+
+
+@reads_data
+def ablate(
+    target: TargetArgument = None,
+    data: DataOption = None,
+    task: Task = None,
+    device: Device = None,
+    json: Json = False,
+    csv: CsvFile = None,
+    trust_remote_code: TrustRemoteCode = False,
+    *,
+    reading: ReadingOptions,
+) -> None:
+    """Remove each attention, feed-forward and block in turn and show what that costs, beside numbers that are cheap."""
+    from oversmooth.output.terminal.tables import write_csv
+    from oversmooth.output.terminal.worth_tables import show_ablation
+    from oversmooth.worth.ablation import ablate as ablate_
+
+    require_writable(csv)
+    with one_bar("Running sequences") as progress:
+        result = ablate_(
+            target or embedded_default(),
+            data,
+            task=task,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
+            **reading,
+        )
+    if csv is not None:
+        write_csv(csv, result.rows())
+    if json:
+        typer.echo(result.to_json(indent=2))
+        return
+    show_ablation(result)
+
+
+@reads_data
+def prune(
+    target: Annotated[
+        str,
+        typer.Argument(help="Local checkpoint: a folder.", show_default=False, autocompletion=completion.targets),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write to; must be new or empty.")],
+    blocks: Annotated[str | None, typer.Option(help="Blocks to remove, such as 9-11.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Share of the blocks to remove, such as 0.25.")] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="With --budget, remove those of the lowest influence, or whose removal costs least loss.",
+            autocompletion=completion.values("prune_by"),
+        ),
+    ] = "influence",
+    max_loss_increase: Annotated[
+        float | None, typer.Option(help="Write nothing if the loss grows by more than this.")
+    ] = None,
+    data: DataOption = None,
+    task: Task = None,
+    json: Json = False,
+    *,
+    reading: ReadingOptions,
+) -> None:
+    """Write a checkpoint without some of its blocks, with its loss before and after."""
+    from oversmooth.output.terminal.worth_tables import show_pruning
+    from oversmooth.worth.pruning import prune as prune_
+
+    with one_bar("Running sequences") as progress:
+        result = prune_(
+            target,
+            out,
+            data,
+            blocks=blocks,
+            budget=budget,
+            by=by,
+            max_loss_increase=max_loss_increase,
+            task=task,
+            progress=progress,
+            **reading,
+        )
+    if json:
+        typer.echo(result.to_json(indent=2))
+        return
+    show_pruning(result)

@@ -1,0 +1,169 @@
+"""A live model with one of its parts taken out: the attention of a block, its feed-forward, or the block as a whole.
+
+What a part would have added is not added; everything else stays as it is, norms included. `Replay` also spares the blocks
+before the part: they give what they gave when the model was whole.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oversmooth.errors import CannotControl
+from oversmooth.models.hooks.places import received
+from oversmooth.models.source import Stack
+from oversmooth.models.stores.module import ModuleStore
+
+PARTS = ("attention", "feed-forward", "block")
+
+
+@contextmanager
+def removed(stack: Stack, store: ModuleStore, position: int, part: str) -> Iterator[None]:
+    """The model without one part of the block at `position`, while the context lasts; raises where that cannot be done."""
+    block = block_module(stack, store, position)
+    take_out = {"attention": _without_attention, "feed-forward": _without_feed_forward, "block": _without_block}[part]
+    handles: list[Any] = []
+    try:
+        for handle in take_out(stack, store, position, block):
+            handles.append(handle)
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def block_module(stack: Stack, store: ModuleStore, position: int) -> nn.Module:
+    """The module of a block; raises where the block is none that is called."""
+    names = stack.names.blocks[position]
+    paths = stack.arch.paths
+    value_owner = store.owner(names.value.weight)
+    if paths.before or paths.after or (isinstance(value_owner, nn.MultiheadAttention) and not names.norms):
+        reason = "its blocks are not modules that take the stream and return it"
+        raise CannotControl("ablate", f"block {names.index}", reason, "Only models of ordinary blocks can be ablated.")
+    return store.module(names.path)
+
+
+def with_stream(output: Any, h: Tensor) -> Any:
+    """The output of a block with other hidden states in it."""
+    if isinstance(output, tuple):
+        return (h.reshape(output[0].shape), *output[1:])
+    return h.reshape(output.shape)
+
+
+def _zeros(module: nn.Module, args: Any, output: Any) -> Any:
+    return with_stream(output, torch.zeros_like(output[0] if isinstance(output, tuple) else output))
+
+
+def _without_attention(stack: Stack, store: ModuleStore, position: int, block: nn.Module) -> Iterator[Any]:
+    names = stack.names.blocks[position]
+    value_owner = store.owner(names.value.weight)
+    if "attn_branch_norm" in names.norms and stack.arch.residual == "sandwich":
+        yield store.norm(names.norms["attn_branch_norm"]).register_forward_hook(_zeros)
+    elif isinstance(value_owner, nn.MultiheadAttention):
+        yield value_owner.register_forward_hook(_zeros)
+    else:
+        yield store.owner(names.output.weight).register_forward_hook(_zeros)
+
+
+def _without_block(stack: Stack, store: ModuleStore, position: int, block: nn.Module) -> Iterator[Any]:
+    yield block.register_forward_hook(
+        lambda module, args, kwargs, output: with_stream(output, received(args, kwargs)), with_kwargs=True
+    )
+
+
+def _without_feed_forward(stack: Stack, store: ModuleStore, position: int, block: nn.Module) -> Iterator[Any]:
+    names, residual = stack.names.blocks[position], stack.arch.residual
+    held: dict[str, Tensor] = {}
+    if residual == "sandwich":
+        yield store.norm(names.norms["ffn_branch_norm"]).register_forward_hook(_zeros)
+        return
+    if residual == "post":
+        before = "cross_norm" if "cross_norm" in names.norms else "attn_norm"
+        yield store.norm(names.norms[before]).register_forward_hook(
+            lambda module, args, output: held.__setitem__("stream", output)
+        )
+        yield store.norm(names.norms["ffn_norm"]).register_forward_pre_hook(
+            lambda module, args: (held["stream"].reshape(args[0].shape), *args[1:])
+        )
+        return
+    if residual == "parallel":
+        yield block.register_forward_pre_hook(
+            lambda module, args, kwargs: held.__setitem__("entered", received(args, kwargs)), with_kwargs=True
+        )
+        yield store.owner(names.output.weight).register_forward_hook(
+            lambda module, args, output: held.__setitem__(
+                "stream", held["entered"] + output.reshape(held["entered"].shape)
+            )
+        )
+    elif "ffn_norm" in names.norms:
+        yield store.norm(names.norms["ffn_norm"]).register_forward_pre_hook(
+            lambda module, args: held.__setitem__("stream", args[0])
+        )
+    else:
+        reason = "nothing shows the stream between attention and feed-forward"
+        raise CannotControl("ablate", f"the feed-forward of block {names.index}", reason, "Leave it out.")
+    yield block.register_forward_hook(lambda module, args, output: with_stream(output, held["stream"]))
+
+
+class Replay:
+    """What every block of one stack gave on one batch, so that a run need not compute the blocks before a part again.
+
+    Holds the stream between blocks for one batch: as much memory as transformers' `output_hidden_states`.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module]):
+        self._blocks = tuple(blocks)
+        self._given: list[Any] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """While the whole model runs once."""
+        self._given = []
+        handles = [
+            block.register_forward_hook(lambda module, args, output: self._given.append(output))
+            for block in self._blocks
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether every block ran once; blocks that run more than once are computed anew in every run."""
+        return len(self._given) == len(self._blocks)
+
+    @contextmanager
+    def from_block(self, position: int, *, leaves_it_out: bool = False) -> Iterator[None]:
+        """While the model runs, blocks before `position` give what they gave, without computing it; it may be left out."""
+        with ExitStack() as stack:
+            for block, output in zip(self._blocks[: position if self.is_usable else 0], self._given, strict=False):
+                stack.enter_context(_answering(block, partial(_given_output, output)))
+            if leaves_it_out:
+                like = self._given[position]
+                stack.enter_context(_answering(self._blocks[position], partial(_entered, like)))
+            yield
+
+
+def _given_output(output: Any, args: Any, kwargs: Any) -> Any:
+    return output
+
+
+def _entered(like: Any, args: Any, kwargs: Any) -> Any:
+    return with_stream(like, received(args, kwargs))
+
+
+@contextmanager
+def _answering(block: nn.Module, answer: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """A module that computes nothing of its own."""
+    before: Mapping[str, Any] = {"forward": block.__dict__["forward"]} if "forward" in block.__dict__ else {}
+    block.forward = lambda *args, **kwargs: answer(args, kwargs)
+    try:
+        yield
+    finally:
+        del block.__dict__["forward"]
+        block.__dict__.update(before)

@@ -1,0 +1,130 @@
+"""What a model's parts are worth: its loss, and how it changes when a part is taken out."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from oversmooth.results.base import Missing, Provenance, Row, SavedResult, fields_of
+from oversmooth.results.measurement import DataFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """How well a model does its task; lower is better."""
+
+    loss: float
+    """Mean cross-entropy in nats, or 1 - rank correlation of pairwise similarities with those of the original."""
+    standard_error: float | None
+    """Over sequences; `None` for similarities, which belong to pairs."""
+    perplexity: float | None = None
+    """exp of the loss, of language models."""
+    accuracy: float | None = None
+    """Share of correct answers: classes, or masked tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TaskLoss(SavedResult):
+    """The loss of one model on data."""
+
+    kind: ClassVar[str] = "task loss"
+    provenance: Provenance
+    data: DataFacts
+    task: str
+    """causal language, masked language, classification or similarity."""
+    found: Loss
+    counted: int
+    """Predicted tokens, classified inputs, or pairs."""
+
+    def rows(self) -> list[Row]:
+        return [{"task": self.task, **fields_of(self.found), "counted": self.counted}]
+
+    def __repr__(self) -> str:
+        return f"<TaskLoss of {self.provenance.target}: {self.task} {self.found.loss:.4f}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """One part of one block taken out."""
+
+    stack: str
+    layer: int
+    part: str
+    """attention, feed-forward or block."""
+    increase: float | None
+    """Loss without the part minus loss with it."""
+    loss: float | None
+    accuracy: float | None = None
+    cheap: tuple[tuple[str, float], ...] = ()
+    """Numbers about the part that need no removal: influence and its parts, contribution, tendency, rungs."""
+    missing: tuple[Missing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictor:
+    """How well a cheap number ranks parts by what removing them costs."""
+
+    part: str
+    name: str
+    rank_correlation: float
+    """Spearman's, with the increase of the loss."""
+    interval: tuple[float, float] | None
+    """95%, by Fisher's transform with Bonett and Wright's error; `None` for fewer than four parts, or a perfect order."""
+    parts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Ablation(SavedResult):
+    """What removing each sub-block and each block costs."""
+
+    kind: ClassVar[str] = "ablation"
+    provenance: Provenance
+    data: DataFacts
+    task: str
+    whole: Loss
+    """Of the model as it is; similarities with itself are kept entirely, so there the loss is 0."""
+    removals: tuple[Removal, ...]
+    predictors: tuple[Predictor, ...]
+    passes: float
+    """Forward passes of whole blocks that it took, in units of the whole model, per batch."""
+
+    def rows(self) -> list[Row]:
+        """One flat row per removed part."""
+        return [
+            {
+                "stack": item.stack,
+                "layer": item.layer,
+                "part": item.part,
+                "increase": item.increase,
+                "loss": item.loss,
+                **dict(item.cheap),
+            }
+            for item in self.removals
+        ]
+
+    def __repr__(self) -> str:
+        return f"<Ablation of {self.provenance.target}: {len(self.removals)} removals, {self.task}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Pruning(SavedResult):
+    """A checkpoint written without some of its blocks; also its manifest, `pruning.json` in the folder."""
+
+    kind: ClassVar[str] = "pruning"
+    provenance: Provenance
+    """Of the model that was pruned."""
+    data: DataFacts
+    task: str
+    removed: tuple[int, ...]
+    """Numbers of the removed blocks in the original."""
+    blocks_before: int
+    by: str
+    """hand, influence or loss: how they were chosen."""
+    before: Loss
+    after: Loss
+    out: str
+
+    def rows(self) -> list[Row]:
+        """One row per removed block."""
+        return [{"removed": number, "by": self.by} for number in self.removed]
+
+    def __repr__(self) -> str:
+        return f"<Pruning of {self.provenance.target}: {len(self.removed)} of {self.blocks_before} blocks removed>"

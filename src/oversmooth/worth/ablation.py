@@ -1,0 +1,245 @@
+"""`ablate`: what does each attention, feed-forward and block cost to leave out, and which cheap number would have told?"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Unpack
+
+from torch import nn
+
+from oversmooth.data.batches import Batch, run_checked
+from oversmooth.data.reading import Reading, ReadingOptions
+from oversmooth.errors import CannotControl, OversmoothError
+from oversmooth.measurement.gathering import BLOCK
+from oversmooth.measurement.measurement import measure
+from oversmooth.measurement.passes import LiveModel, Seen
+from oversmooth.models.hooks.removal import PARTS, Replay, block_module, removed
+from oversmooth.models.live import quiet_eval
+from oversmooth.models.provenance import provenance_of
+from oversmooth.models.source import Stack, Target
+from oversmooth.prediction.prediction import predict
+from oversmooth.prediction.theory.agreement import rank_correlation
+from oversmooth.results import Missing, Progress, no_progress
+from oversmooth.results.worth import Ablation, Loss, Predictor, Removal
+from oversmooth.spectra.inspection import inspect
+from oversmooth.worth.judging import Judge
+from oversmooth.worth.task_loss import Question, new_judge, open_judged, questions
+
+PLACE_OF = {"attention": ("attn_sum",), "feed-forward": ("ffn_sum",), "block": (BLOCK,)}
+CHEAP = (
+    "influence",
+    "contribution",
+    "ceiling",
+    "influence_smoothing",
+    "influence_shared",
+    "influence_differing",
+    "undone",
+)
+Key = tuple[str, int, str]
+"""Label of the stack, position of the block, and part."""
+
+
+def ablate(
+    target: Target,
+    data: Iterable[Batch] | str | None = None,
+    *,
+    task: str | None = None,
+    parts: Sequence[str] = PARTS,
+    theory: bool = True,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    progress: Progress = no_progress,
+    **reading: Unpack[ReadingOptions],
+) -> Ablation:
+    """Removes each part of each block in turn, in one loaded model, and says what that costs beside cheap numbers.
+
+    The loss is that of `task_loss`; of an embedding model, how well its own pairwise similarities are kept. Blocks before
+    the removed part are not computed again. With `theory`, the tendency of the weights and the rungs of `predict` are among
+    the cheap numbers. Shared layers are removed at all depths at once.
+    """
+    how = Reading(**reading)
+    given = data if data is None or isinstance(data, str) else list(data)
+    live, task = open_judged(target, given, task, "ablate", how, device=device, trust_remote_code=trust_remote_code)
+    run = _Run(live, task, parts)
+    seen = Seen()
+    kept: list[Question] = []
+    with quiet_eval(live.model):
+        for asked in questions(live, task, how, seen):
+            kept.append(asked)
+            run.batch(asked)
+            progress(seen.sequences, how.max_samples or 0)
+    cheap = _cheap_numbers(live, [asked.inputs for asked in kept], theory=theory)
+    removals = run.removals(cheap)
+    return Ablation(
+        provenance=provenance_of(
+            live.source, live.stacks, live.hashed(), compute_dtype=f"model {live.runs_in()}", seed=how.seed
+        ),
+        data=seen.facts(live.data),
+        task=task,
+        whole=run.whole.result(run.whole),
+        removals=removals,
+        predictors=tuple(_predictors(removals)),
+        passes=run.passes / max(len(kept), 1),
+    )
+
+
+@dataclass
+class _Run:
+    """One judge of the whole model and one of each removal."""
+
+    live: LiveModel
+    task: str
+    parts: Sequence[str]
+    passes: float = 0.0
+    reasons: dict[Key, str] = field(default_factory=dict)
+    judges: dict[Key, Judge] = field(default_factory=dict)
+    whole: Judge = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.whole = new_judge(self.task, self.live)
+        self.keys = [
+            (stack.label, position, part)
+            for stack in self.live.stacks
+            for position in range(len(stack.names.blocks))
+            for part in self.parts
+        ]
+        self._stacks = {stack.label: stack for stack in self.live.stacks}
+        self._replays = {label: Replay(self._blocks(stack)) for label, stack in self._stacks.items()}
+
+    def _blocks(self, stack: Stack) -> list[nn.Module]:
+        return [block_module(stack, self.live.store, position) for position in range(len(stack.names.blocks))]
+
+    def batch(self, asked: Question) -> None:
+        """The whole model once, then every removal; what comes before the removed part is not computed again."""
+        # Blocks of one stack follow each other; of several stacks only one is replayed at a time.
+        for label, replay in self._replays.items():
+            with replay.recording():
+                output = self._run(asked)
+            if label == next(iter(self._replays)):
+                self.whole.add(output, asked.inputs, asked.answers)
+            self.passes += 1
+            for key in (key for key in self.keys if key[0] == label and key not in self.reasons):
+                self._removal(key, replay, asked)
+
+    def _removal(self, key: Key, replay: Replay, asked: Question) -> None:
+        label, position, part = key
+        leaves_it_out = part == "block" and replay.is_usable
+        without = nullcontext() if leaves_it_out else removed(self._stacks[label], self.live.store, position, part)
+        try:
+            with without, replay.from_block(position, leaves_it_out=leaves_it_out):
+                output = self._run(asked)
+        except CannotControl as error:
+            self.reasons[key] = error.problem
+            return
+        count = len(self._stacks[label].names.blocks)
+        self.passes += (count - position - leaves_it_out) / count if replay.is_usable else 1
+        self.judges.setdefault(key, new_judge(self.task, self.live)).add(output, asked.inputs, asked.answers)
+
+    def _run(self, asked: Question) -> Any:
+        return run_checked(self.live.model, self.live.config, asked.inputs)
+
+    def removals(self, cheap: Mapping[Key, Mapping[str, float]]) -> tuple[Removal, ...]:
+        whole = self.whole.result(self.whole)
+        return tuple(self._result(key, whole, cheap.get(key, {})) for key in self.keys)
+
+    def _result(self, key: Key, whole: Loss, cheap: Mapping[str, float]) -> Removal:
+        label, position, part = key
+        judge = self.judges.get(key)
+        found = None if judge is None else judge.result(self.whole)
+        reason = self.reasons.get(key, "it was not run")
+        return Removal(
+            stack=label,
+            layer=self._stacks[label].names.blocks[position].index,
+            part=part,
+            increase=None if found is None else found.loss - whole.loss,
+            loss=None if found is None else found.loss,
+            accuracy=None if found is None else found.accuracy,
+            cheap=tuple(cheap.items()),
+            missing=() if found is not None else (Missing(field="increase", reason=reason),),
+        )
+
+
+# --- cheap numbers ----------------------------------------------------------------------------------------------------
+
+
+def _cheap_numbers(
+    live: LiveModel, inputs: Sequence[Mapping[str, Any]], *, theory: bool
+) -> dict[Key, dict[str, float]]:
+    """Numbers about every part that need no removal."""
+    model = live.model
+    measured = measure(model, inputs, metrics=("log_hfc_lfc_unit", *CHEAP))
+    found: dict[Key, dict[str, float]] = {}
+    positions = {
+        (stack.label, depth + 1): position
+        for stack in live.stacks
+        for position, passes in enumerate(stack.passes)
+        for depth in passes
+    }
+    for value in measured.values:
+        part = next((part for part, places in PLACE_OF.items() if value.place in places), None)
+        position = positions.get((value.stack, value.depth))
+        if part is not None and position is not None and value.mean is not None and value.metric in CHEAP:
+            found.setdefault((value.stack, position, part), {})[value.metric] = value.mean
+    for attribution in measured.unit_attributions:
+        for change in attribution.parts:
+            position = positions.get((change.stack, change.depth))
+            if change.part in PARTS and position is not None:
+                found.setdefault((change.stack, position, change.part), {})["smoothing_change"] = change.change
+    if theory:
+        _add_theory(found, live, model, inputs, positions)
+    return found
+
+
+def _add_theory(
+    found: dict[Key, dict[str, float]],
+    live: LiveModel,
+    model: nn.Module,
+    inputs: Sequence[Mapping[str, Any]],
+    positions: Mapping[tuple[str, int], int],
+) -> None:
+    """Tendency and rungs of attention, where the theory applies."""
+    by_index = {(s.label, block.index): block.position for s in live.stacks for block in s.names.blocks}
+    for layer in inspect(model).layers:
+        position = by_index.get((layer.stack, layer.layer))
+        if layer.tendency is not None and position is not None:
+            found.setdefault((layer.stack, position, "attention"), {})["tendency"] = layer.tendency
+    try:
+        predicted = predict(model, inputs, solve=1, heads=False).layers
+    except OversmoothError:
+        return  # models that the theory does not cover have no rungs
+    for one in predicted:
+        position = positions.get((one.stack, one.depth))
+        if position is None:
+            continue
+        for rung in one.rungs:
+            if rung.mean is not None:
+                found.setdefault((one.stack, position, "attention"), {})[f"rung {rung.rung} {rung.name}"] = rung.mean
+
+
+def _predictors(removals: Sequence[Removal]) -> Iterable[Predictor]:
+    """Rank correlations of every cheap number with what removal costs, part by part."""
+    for part in PARTS:
+        rows = [item for item in removals if item.part == part and item.increase is not None]
+        for name in dict.fromkeys(name for item in rows for name, _ in item.cheap):
+            pairs = [(dict(item.cheap)[name], item.increase) for item in rows if name in dict(item.cheap)]
+            found = rank_correlation([a for a, _ in pairs], [b or 0.0 for _, b in pairs])
+            if found is not None:
+                yield Predictor(
+                    part=part,
+                    name=name,
+                    rank_correlation=found,
+                    interval=rank_interval(found, len(pairs)),
+                    parts=len(pairs),
+                )
+
+
+def rank_interval(correlation: float, count: int) -> tuple[float, float] | None:
+    """95% interval of Spearman's correlation: Fisher's transform with the error sqrt((1 + r^2/2) / (n - 3)).
+
+    `None` for fewer than four, and for a perfect order, of which the transform knows no interval.
+    """
+    if count < 4 or abs(correlation) > 1 - 1e-9:
+        return None
+    half = 1.959964 * math.sqrt((1 + correlation**2 / 2) / (count - 3))
+    return math.tanh(math.atanh(correlation) - half), math.tanh(math.atanh(correlation) + half)

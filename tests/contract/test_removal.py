@@ -1,0 +1,90 @@
+"""A part that was taken out adds nothing, for every family; everything else of the block stays as it is."""
+
+from contextlib import suppress
+
+import pytest
+import torch
+
+from oversmooth.errors import CannotControl
+from oversmooth.models.hooks.places import observed
+from oversmooth.models.hooks.removal import Replay, block_module, removed
+from oversmooth.models.live import call_model
+from oversmooth.models.opening import open_source
+from tests.contract.tiny_models import ALL, tiny_model
+
+QUICK = ("bert", "gpt2", "llama", "vit", "dinov2", "t5", "gemma2", "gptj", "timm_vit", "torch_encoder")
+
+
+def seen_without(model, inputs, part):
+    """Places of the first stack while a part of its second block is missing."""
+    source = open_source(model)
+    stack = source.stacks()[0]
+    seen = {}
+    with (
+        torch.no_grad(),
+        removed(stack, source.store, 1, part),
+        observed([stack], source.store, seen.__setitem__, lambda name, of: True) as restart,
+    ):
+        restart()
+        output = call_model(model, inputs)
+    depth = stack.passes[1][0] + 1
+    return {place.name: h for place, h in seen.items() if place.depth == depth}, seen, depth, output
+
+
+def require_nothing_added(case, part):
+    model, inputs = tiny_model(case)
+    at, seen, depth, _ = seen_without(model, inputs, part)
+    if part == "block":
+        entered = [h for place, h in seen.items() if place.depth == depth - 1 and place.name != "final_norm"][-1]
+        following = [h for place, h in seen.items() if place.depth == depth + 1]
+        if following and "attn_branch" in {place.name for place in seen if place.depth == depth + 1}:
+            after = {place.name: h for place, h in seen.items() if place.depth == depth + 1}
+            torch.testing.assert_close(after["attn_sum"] - after["attn_branch"], entered, rtol=1e-4, atol=1e-5)
+        return
+    branch = at["attn_branch" if part == "attention" else "ffn_branch"]
+    torch.testing.assert_close(branch, torch.zeros_like(branch), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("part", ["attention", "feed-forward", "block"])
+@pytest.mark.parametrize("case", [case for case in ALL if case in QUICK])
+def test_a_part_that_was_taken_out_adds_nothing(case, part):
+    require_nothing_added(case, part)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["attention", "feed-forward", "block"])
+@pytest.mark.parametrize("case", [case for case in ALL if case not in QUICK])
+def test_a_part_that_was_taken_out_adds_nothing_in_any_family(case, part):
+    with suppress(CannotControl):  # blocks that are no modules say so
+        require_nothing_added(case, part)
+
+
+@pytest.mark.parametrize("case", ["bert", "gpt2", "llama", "vit"])
+def test_a_replayed_run_gives_what_a_whole_run_gives(case):
+    model, inputs = tiny_model(case)
+    source = open_source(model)
+    (stack,) = source.stacks()
+    replay = Replay([block_module(stack, source.store, position) for position in range(3)])
+    with torch.no_grad():
+        with replay.recording():
+            call_model(model, inputs)
+        for position in range(3):
+            with removed(stack, source.store, position, "feed-forward"):
+                whole = call_model(model, inputs)[0]
+                with replay.from_block(position):
+                    torch.testing.assert_close(call_model(model, inputs)[0], whole)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_the_model_is_as_before_when_a_removal_ends_in_an_error():
+    model, inputs = tiny_model("bert")
+    before = call_model(model.eval(), inputs)[0]
+    with pytest.raises(RuntimeError, match="stop"):
+        with_error(model)
+    torch.testing.assert_close(call_model(model, inputs)[0], before)
+
+
+def with_error(model):
+    source = open_source(model)
+    with removed(source.stacks()[0], source.store, 0, "attention"):
+        raise RuntimeError("stop")
