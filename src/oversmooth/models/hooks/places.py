@@ -155,7 +155,7 @@ class _StackTap:
         first, last = 0, names.blocks_in_model - 1
         if paths and first not in have_attention:
             yield self.store.module(paths[first]).register_forward_pre_hook(
-                lambda module, args, kwargs: self.emit("embedding", self.batch_first(_received(args, kwargs)), 0),
+                lambda module, args, kwargs: self.emit("embedding", self.batch_first(received(args, kwargs)), 0),
                 with_kwargs=True,
             )
         if paths and last not in have_attention:
