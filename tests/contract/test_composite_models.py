@@ -23,7 +23,12 @@ def small_model(model_type: str) -> nn.Module:
     return next(small_skeletons(model_type))()
 
 
-@pytest.mark.parametrize("model_type", TOWERS)
+LARGE = "blip-2"
+"""Whose config makes no small model: half a minute."""
+EACH = [pytest.param(name, marks=pytest.mark.slow) if name == LARGE else name for name in TOWERS]
+
+
+@pytest.mark.parametrize("model_type", EACH)
 def test_every_tower_is_found_proved_and_labelled(model_type: str) -> None:
     model = small_model(model_type)
     found = discovered(model, describe(model))
@@ -36,7 +41,11 @@ def test_every_tower_is_found_proved_and_labelled(model_type: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "where"), [("blip-2", "qformer.encoder.layer.0.crossattention"), ("t5gemma2", "decoder.layers.0")]
+    ("model_type", "where"),
+    [
+        pytest.param(LARGE, "qformer.encoder.layer.0.crossattention", marks=pytest.mark.slow),
+        ("t5gemma2", "decoder.layers.0"),
+    ],
 )
 def test_cross_attention_is_named_as_left_out(model_type: str, where: str) -> None:
     model = small_model(model_type)

@@ -79,7 +79,7 @@ def test_several_seeds_have_a_mean_and_a_spread(encoder, tmp_path):
         str(encoder), tmp_path / "out", tasks="cb", seeds=(0, 3), data=str(data), overrides=("training.epochs=1",)
     )
     (row,) = found.tasks
-    assert row.seeds == [0, 3]
+    assert row.seeds == (0, 3)
     assert all(len(values) == 2 for values in row.metrics.values())
     assert row.mean == pytest.approx(sum(row.scores) / 2)
     assert row.spread == pytest.approx(abs(row.scores[0] - row.scores[1]) / 2**0.5)
