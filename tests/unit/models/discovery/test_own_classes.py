@@ -15,6 +15,7 @@ from tests.unit.models.discovery.own_classes import (
     D_HEAD,
     HEADS,
     OWN,
+    VOCABULARY,
     WIDTH,
     Block,
     Model,
@@ -186,9 +187,18 @@ def test_what_the_theory_does_not_cover_is_refused_by_the_name_of_the_module(
 
 
 def test_a_block_that_is_refused_is_not_taken_for_one_of_its_neighbours() -> None:
-    found = osm.discover(Model([Block(Gated()), Block(Separate()), Block(Separate())]))
+    found = osm.discover(Model([Block(TalkingHeads()), Block(Separate()), Block(Separate())]))
     assert [arch.paths.block for arch in found.archs] == ["blocks.1,blocks.2"]
-    assert [(one.where, one.kind) for one in found.left_out] == [("blocks.0.attn", "gate")]
+    assert [(one.where, one.kind) for one in found.left_out] == [("blocks.0.attn.talk", "heads")]
+
+
+def test_blocks_with_and_without_a_gate_are_one_stack() -> None:
+    model = Model([Block(Gated()), Block(Separate()), Block(Gated())])
+    assert [arch.paths.block for arch in osm.discover(model).archs] == ["blocks.{i}"]
+    assert osm.verify(model).largest_error < 1e-5
+    found = osm.predict(model, [{"ids": torch.randint(VOCABULARY, (2, 7))}], solve=1)
+    assert max(layer.identity_error for layer in found.layers) < 1e-5
+    assert [layer.leak > 1e-6 for layer in found.layers] == [True, False, True]
 
 
 class ConvolvedBeside(Separate):
