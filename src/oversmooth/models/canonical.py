@@ -20,6 +20,7 @@ from oversmooth.models.resolve import BlockNames, TensorNames
 from oversmooth.models.sizes import Sizes
 from oversmooth.models.stored import (
     Read,
+    read_gain,
     read_matrix,
     read_value_bias,
     read_vector,
@@ -159,7 +160,7 @@ def assemble(arch: Arch, sizes: Sizes, block: BlockNames, read: Read, branch_gai
     if tuple(value.shape) != (n_kv * d_head, d_read):
         says = f"{n_kv} value heads of size {d_head} at width {d_read}"
         raise ConfigMismatch("the value heads", says, f"shape {tuple(value.shape)}", block.value.weight)
-    gain = read_vector(block.gain, d_model, read) if block.gain else None
+    gain = read_gain(block.gain, d_model, read) if block.gain else None
     if branch_gain != 1.0:
         gain = branch_gain * (gain if gain is not None else torch.ones(d_model, dtype=torch.float64))
     w_o = output.reshape(d_model, n_heads, d_head)

@@ -70,8 +70,16 @@ def read_value_bias(arch: Arch, name: str, rows: int, channels: int, read: Read)
 
 def read_vector(name: str, length: int, read: Read) -> Float[Tensor, " length"]:
     vector = read(name)
-    if vector.ndim > 1 and max(vector.shape) == vector.numel():
-        vector = vector.flatten()  # (d_model, 1, 1), as convolutional models keep their gains
     if tuple(vector.shape) != (length,):
         raise ConfigMismatch("the width", f"{length} numbers, as the matrix beside it", tuple(vector.shape), name)
     return vector
+
+
+def read_gain(name: str, length: int, read: Read) -> Float[Tensor, " length"]:
+    """A gain for every channel; convolutional models keep theirs as (d_model, 1, 1)."""
+
+    def flat(name: str) -> Tensor:
+        gain = read(name)
+        return gain.flatten() if gain.ndim == 3 and gain.shape[1:] == (1, 1) else gain
+
+    return read_vector(name, length, flat)
