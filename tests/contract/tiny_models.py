@@ -198,7 +198,7 @@ REPEATS: Mapping[str, str] = {
 """Cases of the same declaration and storage as another one: what is about weights alone need not run on both."""
 
 EVERY_RUN = {"bert", "gpt2", "llama", "gemma2", "t5", "bart", "clip", "dinov2", "timm-vit", "torch-encoder"}
-EVERY_RUN |= set(random.Random(0).sample(sorted(set(ALL) - set(REPEATS) - EVERY_RUN), 12))
+EVERY_RUN |= set(random.Random(0).sample(sorted(set(ALL) - set(REPEATS) - EVERY_RUN), 8))
 """One case for every way in which weights are stored, and a seeded sample of the others."""
 EACH_FAMILY = [case if case in EVERY_RUN else pytest.param(case, marks=pytest.mark.slow) for case in ALL]
 """All cases for tests that take long: most of them run with `make test-slow`."""

@@ -72,7 +72,11 @@ def test_the_code_of_a_page_runs_in_a_fresh_interpreter_from_its_first_block_to_
     assert done.returncode == 0, f"{page}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", having("bash", run=True))
+TRAINS = "docs/guides/train-a-sharpened-vit.md"
+RUN = [pytest.param(page, marks=pytest.mark.slow) if page == TRAINS else page for page in having("bash", run=True)]
+
+
+@pytest.mark.parametrize("page", RUN)
 def test_blocks_that_are_marked_as_run_do_run(page, tmp_path):
     minilm()
     script = "\n".join(block.body for block in blocks(page, "bash") if block.is_run)
