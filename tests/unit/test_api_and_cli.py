@@ -26,7 +26,9 @@ PAIRS = {
 
 OUTPUT = "where and how the result is shown; a function returns it"
 ONLY_COMMAND = {
-    **dict.fromkeys(("json", "csv", "parquet", "output", "format", "save", "figures", "junit", "github"), OUTPUT),
+    **dict.fromkeys(
+        ("json", "csv", "parquet", "output", "format", "save", "figures", "tables", "junit", "github"), OUTPUT
+    ),
     "run": "the page of a run, not of a model",
     **dict.fromkeys(("max_cosine", "min_effective_rank_share", "max_loss_increase", "rule"), "one entry of `rules`"),
     **dict.fromkeys(("sharpen", "smooth"), "a word for an `interval`"),
@@ -35,11 +37,11 @@ ONLY_FUNCTION = {
     **dict.fromkeys(("arch", "inputs"), "an object of Python"),
     **dict.fromkeys(("progress", "stage"), "a function of Python; the command line shows bars"),
     "command": "the command line that is running, for the report",
-    "what_ifs": "a report shows those that every layer is asked; `predict` takes them",
-    "solve": "as `what_ifs`",
+    "solve_what_ifs": "the command line solves those that it is asked for by name",
 }
 RENAMED = {
     ("predict", "what_if"): "what_ifs",  # an option that is repeated is singular
+    ("report", "what_if"): "what_ifs",
     ("report", "targets"): "target",  # a page shows several
     ("discover", "target"): "model",
 }

@@ -40,6 +40,9 @@ class TaskLoss(SavedResult):
     def __repr__(self) -> str:
         return f"<TaskLoss of {self.provenance.target}: {self.task} {self.found.loss:.4f}>"
 
+    def _title(self) -> str:
+        return f"Loss of {self.provenance.target}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
@@ -103,6 +106,9 @@ class Ablation(SavedResult):
     def __repr__(self) -> str:
         return f"<Ablation of {self.provenance.target}: {len(self.removals)} removals, {self.task}>"
 
+    def _title(self) -> str:
+        return f"Ablation of {self.provenance.target}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Pruning(SavedResult):
@@ -128,3 +134,6 @@ class Pruning(SavedResult):
 
     def __repr__(self) -> str:
         return f"<Pruning of {self.provenance.target}: {len(self.removed)} of {self.blocks_before} blocks removed>"
+
+    def _title(self) -> str:
+        return f"Pruning of {self.provenance.target}"
