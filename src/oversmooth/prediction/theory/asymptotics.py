@@ -16,6 +16,8 @@ from oversmooth.prediction.theory.radii import MAX_APPLICATIONS, ac_radii, dc_ra
 from oversmooth.prediction.theory.radius import REAL, Radius
 from oversmooth.prediction.theory.token_space import TokenSpace
 
+SOLVED_AT_ONCE = 1024
+"""Channels up to which a linear system is solved in less time than hundreds of steps would take."""
 SHARED_STEPS, SHARED_CLOSE = 2000, 1e-4
 """Steps in which the part of the limit that tokens share has to be found, to this relative accuracy."""
 PHASES = 12
@@ -125,11 +127,18 @@ def _with_shared_part(
 ) -> Complex[Tensor, "token d_model"] | None:
     """The eigenvector of T whose centred part is given: `Z = P Z + 1 w^T` with `value w = shared(w) + mean of T(P Z)`.
 
-    By iteration, which converges because no eigenvalue of `shared` is as large as this one; `None` where that is slow.
+    Solved at once where the width allows it; otherwise by iteration, which converges because no eigenvalue of `shared` is as
+    large as this one. `None` where that is slow.
     """
     varying = varying - varying.mean(0)
     like = operator.path.w_v
     leak = torch.complex(*(operator.apply(part.to(like)).mean(0).double() for part in (varying.real, varying.imag)))
+    if len(leak) <= SOLVED_AT_ONCE:
+        moves = operator.shared(
+            torch.eye(len(leak)).to(like)
+        ).double()  # a row of features is moved by it from the right
+        solved = torch.linalg.solve_ex((value * torch.eye(len(leak)).to(leak) - moves).T, leak)
+        return None if solved.info.item() else varying + solved.result
     w = torch.zeros_like(leak)
     for _ in range(SHARED_STEPS):
         moved = torch.complex(*(operator.shared(part.to(like)).double() for part in (w.real, w.imag)))
