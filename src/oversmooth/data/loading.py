@@ -27,7 +27,7 @@ from oversmooth.data.reactions import find_reaction_tokenizer
 from oversmooth.data.reading import Reading
 from oversmooth.data.sounds import find_extractor
 from oversmooth.data.tokens import TextRows, find_tokenizer, padded, random_ids, read_ids
-from oversmooth.errors import Conflict, NotSupported, UnreadableData, WrongBatch
+from oversmooth.errors import NotSupported, UnreadableData, WrongBatch
 from oversmooth.models.inputs import IMAGE, image_shape, input_kinds, longest_text, vocabulary_size
 from oversmooth.models.source import Source
 from oversmooth.results import DataFacts
@@ -91,8 +91,6 @@ def load_data(
 ) -> Data:
     """Batches of the right kind for the model, from `--data`, from a file of ids, or built in."""
     kinds = input_kinds(model, config)
-    if data is not None and reading.ids is not None:
-        raise Conflict(("--data", "--ids"))
     if data is not None and len(kinds) > 1:
         raise UnreadableData(data, "a model with one kind of input", f"one that takes {' and '.join(kinds)} together")
     reader = _Reader(data, model, source, config, reading, trust_remote_code)

@@ -66,6 +66,8 @@ def open_live(
     arch: Declaration | None = None,
 ) -> LiveModel:
     """Loads the model where it is not loaded yet, moves it where asked, and finds its data."""
+    if batches is not None and reading.ids is not None:
+        raise Conflict(("--data", "--ids") if isinstance(batches, str) else ("batches", "ids"))
     if isinstance(batches, str):
         require_there(batches)
     source = open_source(target, arch=arch)
@@ -81,8 +83,6 @@ def open_live(
     stacks = live.stacks()
     if batches is None or isinstance(batches, str):
         data = load_data(batches, model, source, live.config, reading, trust_remote_code=trust_remote_code)
-    elif reading.ids is not None:
-        raise Conflict(("batches", "ids"))
     else:
         data = given_batches(batches)
     return LiveModel(
