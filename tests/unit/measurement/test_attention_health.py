@@ -73,7 +73,7 @@ def test_measured_attention_is_that_of_the_models_own_maps(case):
 
 
 def test_a_model_whose_maps_cannot_be_seen_says_why_and_is_measured_all_the_same(monkeypatch):
-    monkeypatch.setattr("oversmooth.models.hooks.attention_maps._WATCHED", {})
+    monkeypatch.setattr("oversmooth.models.hooks.attention_maps.WATCHED", {})
     model, inputs = tiny_model("bert")
     result = measure(model, [inputs], metrics=("cosine", "attention"))
     (missing,) = [v for v in result.values if v.metric == "sink_rate"]
