@@ -72,8 +72,8 @@ def test_the_code_of_a_page_runs_in_a_fresh_interpreter_from_its_first_block_to_
     assert done.returncode == 0, f"{page}\n{done.stdout}\n{done.stderr}"
 
 
-TRAINS = "docs/guides/train-a-sharpened-vit.md"
-RUN = [pytest.param(page, marks=pytest.mark.slow) if page == TRAINS else page for page in having("bash", run=True)]
+LONG = ("docs/guides/train-a-sharpened-vit.md", "docs/guides/edit-a-checkpoint.md")
+RUN = [pytest.param(page, marks=pytest.mark.slow) if page in LONG else page for page in having("bash", run=True)]
 
 
 @pytest.mark.parametrize("page", RUN)

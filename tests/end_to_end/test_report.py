@@ -50,8 +50,13 @@ def until(page, condition):
     pytest.fail(f"never so: {condition}")
 
 
-@pytest.mark.parametrize("width", [1200, 390])
-@pytest.mark.parametrize("dark", [False, True])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("dark", "width"),
+    [(False, 390), (True, 1200), pytest.param(False, 1200, marks=SLOW), pytest.param(True, 390, marks=SLOW)],
+)
 def test_every_plot_is_drawn_without_errors_or_requests(page_file, width, dark, tmp_path):
     with opened(page_file, width=width, dark=dark) as seen:
         draw_all(seen.page)
@@ -103,7 +108,7 @@ def test_tables_sort_by_number_both_ways(page_file):
         assert falling == sorted(rising, reverse=True)
 
 
-@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize("width", [pytest.param(1200, marks=SLOW), 390])
 def test_nothing_moves_when_plots_are_drawn(page_file, width):
     with opened(page_file, width=width) as seen:
         before = seen.page.evaluate("document.body.scrollHeight")

@@ -223,7 +223,7 @@ def test_a_run_is_the_same_again_with_the_same_seed_and_another_with_another(tmp
 @pytest.mark.parametrize(
     ("moment", "count"),
     [
-        ("step", 8),
+        pytest.param("step", 8, marks=pytest.mark.slow),
         pytest.param("half_written", 4, marks=pytest.mark.slow),
         pytest.param("before_rename", 2, marks=pytest.mark.slow),
         pytest.param("final_model", 1, marks=pytest.mark.slow),
@@ -241,6 +241,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(tmp_path, moment, co
     assert kept[0] == kept[1]
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path):
     """At the same global batch, which grows: losses agree within 1e-3 of their size, which is rounding in another order."""
     trained(tmp_path / "one", variant="sharpen")
