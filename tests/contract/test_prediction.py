@@ -15,14 +15,6 @@ from tests.contract.tiny_models import EACH_FAMILY, TINY, tiny_model
 TOLERANCE = 1e-3
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("case", EACH_FAMILY)
 def test_rung_5_is_what_the_layer_did(case):
     model, inputs = tiny_model(case)

@@ -20,14 +20,6 @@ HYBRIDS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("case", TODAY)
 def test_the_equal_token_identity_holds(case):
     model, inputs = todays_model(case)
