@@ -4,13 +4,16 @@ import pytest
 import torch
 
 import oversmooth as osm
+from oversmooth.control.edit import edit
 from oversmooth.errors import CannotControl, RefusedArchitecture
 from oversmooth.models.discovery.discovery import discover_module
+from oversmooth.models.hooks.attention_maps import attention_watched
 from oversmooth.models.identify import declared_for
 from oversmooth.models.live import call_model
 from oversmooth.models.opening import open_source
 from oversmooth.models.sizes import sizes_of
-from tests.contract.todays_models import GAINED, TODAY, todays_model, with_exact_norms
+from tests.contract.tiny_models import randomise
+from tests.contract.todays_models import GAINED, TEXT, TODAY, todays_model, with_exact_norms
 
 HYBRIDS = {
     "qwen3_next": "1 of 3 blocks",
@@ -167,3 +170,39 @@ def test_baselines_without_an_exact_place_are_refused(case, name):
     model, _ = todays_model(case)
     with pytest.raises(CannotControl, match="no exact place"):
         osm.apply(model, name)
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "reason"),
+    [
+        ("deepseek_v3", {"interval": (-1.0, 0.0)}, "latent of 12.*guarantee does not cover"),
+        ("gpt_oss", {"interval": (0.0, 1.0)}, "a sink.*guarantee does not cover"),
+        ("qwen3_next", {"flip_norm_signs": True}, "gates read the same norm"),
+    ],
+)
+def test_an_edit_is_refused_where_the_guarantee_ends_and_nothing_is_written(case, change, reason, tmp_path):
+    model, _ = todays_model(case)
+    model.save_pretrained(tmp_path / "in")
+    with pytest.raises(CannotControl, match=reason):
+        edit(tmp_path / "in", tmp_path / "out", **change)
+    assert [each.name for each in tmp_path.iterdir()] == ["in"]
+
+
+def test_soft_capped_scores_are_read_as_the_model_uses_them():
+    """A cap this low makes every map nearly even; the top rung would miss the measurement with maps of uncapped scores."""
+    from transformers import AutoConfig, AutoModel
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("gemma2", **TEXT, attn_logit_softcapping=0.02, attn_implementation="eager")
+    model = AutoModel.from_config(config).eval()
+    randomise(model, 0)
+    inputs = {"input_ids": torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))}
+    found = osm.predict(model, [inputs], solve=1)
+    assert max(layer.identity_error for layer in found.layers) < 1e-3
+    source = open_source(model)
+    (stack,) = source.stacks()
+    with torch.no_grad(), attention_watched((stack,), source.store) as take:
+        model(**inputs)
+        last_row = take((stack.label, 0)).of(0, torch.ones(9, dtype=torch.bool))[:, -1]
+    torch.testing.assert_close(last_row, torch.full_like(last_row, 1 / 9), rtol=0.05, atol=0)
+    assert last_row.std() > 0
