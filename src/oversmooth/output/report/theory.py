@@ -123,12 +123,12 @@ def _ladder_rows(prediction: Prediction) -> list[dict[str, Any]]:
             "layer": place_name(layer),
             "one pass": layer.direction or "not measured",
             "measured": layer.measured,
+            **({"leak": layer.leak} if leaks else {}),
             "if repeated": layer.regime,
             **dict.fromkeys((f"rung {k}" for k in range(longest)), None),
             **{f"rung {rung.rung}": rung.mean for rung in layer.rungs},
             "carried by": layer.carries or "",
             "right from rung": layer.explained_from,
-            **({"leak": layer.leak} if leaks else {}),
         }
         for layer in prediction.layers
     ]
