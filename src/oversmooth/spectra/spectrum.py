@@ -13,7 +13,7 @@ from torch import Tensor
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.results import HeadSpectrum, Missing, Spectrum
 from oversmooth.spectra.conditioning import conditioning
-from oversmooth.spectra.value_map import ValueMap
+from oversmooth.spectra.value_map import HEADS_AT_ONCE, ValueMap
 
 DENSE_UP_TO = 2048
 """Largest matrix whose eigenvalues are all computed unless asked: about ten seconds in float64 on one core."""
@@ -123,6 +123,8 @@ def head_cores(weights: AttentionWeights, dtype: torch.dtype) -> Float[Tensor, "
 
     Where heads are wider than the model, the map itself: it is the smaller one then.
     """
+    if weights.latent is not None and weights.d_head <= weights.d_model:
+        return _head_cores_from_latent(weights, weights.latent.w.to(dtype))
     group = weights.n_heads // weights.n_kv
     down = None if weights.latent is None else weights.latent.w.to(dtype)
     cores = []
@@ -133,6 +135,18 @@ def head_cores(weights: AttentionWeights, dtype: torch.dtype) -> Float[Tensor, "
             cores.append((w_v @ w_o.flatten(1)).unflatten(1, (group, weights.d_head)).transpose(0, 1))
         else:
             cores.append(w_o.transpose(0, 1) @ w_v)
+    return torch.cat(cores)
+
+
+def _head_cores_from_latent(
+    weights: AttentionWeights, down: Float[Tensor, "latent d_model"]
+) -> Float[Tensor, "head d_head d_head"]:
+    """`W_U^h (W_D W_O^h)`: what a head writes is brought into the latent first, which is the narrow end."""
+    w_v = weights.w_v.repeat_interleave(weights.n_heads // weights.n_kv, 0)
+    cores = []
+    for output, up in zip(weights.w_o.split(HEADS_AT_ONCE, 1), w_v.split(HEADS_AT_ONCE), strict=True):
+        read = (down @ output.flatten(1).to(down.dtype)).unflatten(1, output.shape[1:])
+        cores.append(up.to(down.dtype) @ read.transpose(0, 1))
     return torch.cat(cores)
 
 

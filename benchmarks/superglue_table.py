@@ -1,0 +1,125 @@
+"""SuperGLUE on small encoders: `OVERSMOOTH_DATA=FOLDER python benchmarks/superglue_table.py REPRODUCTION`.
+
+Two families: our mini-bert, from the runs that `oversmooth reproduce` left in REPRODUCTION, and MiniLM with its value maps
+edited. Written before the runs: three tasks, their mean score is what counts, a unit is a seed (for mini-bert that of its
+pretraining too), paired within the family against its vanilla, Holm over all comparisons, margin of 0.02. FOLDER/superglue
+has the official files, with all examples or a part of them; how many there were is in the results.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+from training_tables import PROCESSES, SEEDS, Row, save
+
+from oversmooth.control.edit import edit
+from oversmooth.models.embedded import minilm_folder
+from oversmooth.training.recipes.language.superglue.finetune import finetune
+from oversmooth.training.recipes.language.superglue.tasks import TASKS
+from oversmooth.training.reproduce.statistics import holm, outcome, paired_effect
+
+CHOSEN = ("cb", "copa", "rte")
+CHANGES = ("training.epochs=20", "optimizer.learning_rate=1e-4")
+"""A few dozen examples are a few steps an epoch: the rate of the setting would leave every encoder where it was."""
+MARGIN = 0.02
+MINI_BERT = "mini-bert-600"
+FREE = ("free", "sharpen", "smooth")
+INTERVALS = {"sharpen": (-1.0, 0.0), "smooth": (0.0, 1.0)}
+COMPARISONS = (*(("mini-bert", of) for of in FREE), *(("MiniLM", of) for of in INTERVALS))
+
+
+def encoders(reproduction: Path, work: Path) -> Iterator[tuple[str, str, int, Path]]:
+    """Family, variant, seed and folder of everything that is fine-tuned."""
+    for variant in ("vanilla", *FREE):
+        for seed in SEEDS:
+            yield "mini-bert", variant, seed, reproduction / "runs" / f"{MINI_BERT}-{variant}-seed{seed}" / "model"
+    for variant, interval in INTERVALS.items():
+        edit(minilm_folder(), work / variant, interval=interval)
+    for variant in ("vanilla", *INTERVALS):
+        for seed in SEEDS:
+            yield "MiniLM", variant, seed, work / variant if variant in INTERVALS else minilm_folder()
+
+
+def row_of(family: str, variant: str, seed: int, folder: Path, data: Path) -> Row:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        found = finetune(
+            str(folder), Path(name) / "out", tasks=",".join(CHOSEN), seeds=(seed,), data=str(data), overrides=CHANGES
+        )
+    scores = {task.task: task.mean for task in found.tasks}
+    return {"family": family, "variant": variant, "seed": seed, **scores, "mean": sum(scores.values()) / len(scores)}
+
+
+def compared(rows: Sequence[Row]) -> list[Row]:
+    """Every variant against the vanilla of its family, seed by seed."""
+
+    def means(family: str, variant: str) -> list[float]:
+        return [row["mean"] for row in rows if (row["family"], row["variant"]) == (family, variant)]
+
+    effects = [paired_effect(means(family, of), means(family, "vanilla")) for family, of in COMPARISONS]
+    adjusted = holm([effect.p for effect in effects])
+    return [
+        {
+            "family": family,
+            "difference": f"{of} minus vanilla",
+            "effect": str(effect),
+            "p": round(p, 4),
+            "outcome": outcome(effect, p, MARGIN),
+        }
+        for (family, of), effect, p in zip(COMPARISONS, effects, adjusted, strict=True)
+    ]
+
+
+def examples(data: Path) -> dict[str, dict[str, int]]:
+    """Lines of the files that were trained on and scored."""
+    folders = {task: data / TASKS[task].folder for task in CHOSEN}
+    return {
+        task: {split: len((folder / f"{split}.jsonl").read_text().splitlines()) for split in ("train", "val")}
+        for task, folder in folders.items()
+    }
+
+
+def page(rows: Sequence[Row], comparisons: Sequence[Row], counts: dict[str, dict[str, int]]) -> str:
+    sizes = ", ".join(f"{task.upper()} {count['train']} and {count['val']}" for task, count in counts.items())
+    lines = [
+        "# SuperGLUE on small encoders",
+        "",
+        "Made by `OVERSMOOTH_DATA=FOLDER python benchmarks/superglue_table.py REPRODUCTION`; every number is in",
+        f"[superglue.json](superglue.json). Examples trained on and scored: {sizes}. So few scored examples make steps of",
+        "about 0.01 in the mean: only large differences can be seen here.",
+        "",
+        f"| family | variant | seed | {' | '.join(CHOSEN)} | mean |",
+        f"|---|---|---|{'---|' * (len(CHOSEN) + 1)}",
+    ]
+    for row in rows:
+        numbers = " | ".join(f"{row[name]:.3f}" for name in (*CHOSEN, "mean"))
+        lines.append(f"| {row['family']} | {row['variant']} | {row['seed']} | {numbers} |")
+    lines += ["", "| family | difference of the means | effect [95%] | p (Holm) | outcome |", "|---|---|---|---|---|"]
+    lines += [f"| {' | '.join(map(str, row.values()))} |" for row in comparisons]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    if len(sys.argv) != 2 or "OVERSMOOTH_DATA" not in os.environ:
+        sys.exit((__doc__ or "").partition("\n")[0])
+    data = Path(os.environ["OVERSMOOTH_DATA"]) / "superglue"
+    with tempfile.TemporaryDirectory() as name, ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
+        waiting = [pool.submit(row_of, *words, data) for words in encoders(Path(sys.argv[1]), Path(name))]
+        rows = []
+        for future in waiting:
+            rows.append(future.result())
+            print(rows[-1], flush=True)
+    comparisons, counts = compared(rows), examples(data)
+    markdown = page(rows, comparisons, counts)
+    more = {"comparisons": comparisons, "examples": counts, "overrides": CHANGES, "margin": MARGIN}
+    save("superglue", "SuperGLUE on small encoders", rows, markdown, more)
+    print(markdown)
+
+
+if __name__ == "__main__":
+    main()
