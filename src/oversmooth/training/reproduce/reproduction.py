@@ -25,7 +25,7 @@ from oversmooth.training.reproduce.pages import markdown_of, numbers_of, page_of
 from oversmooth.training.reproduce.tuning import chosen_rates
 
 MODELS_VARIABLE = "OVERSMOOTH_MODELS"
-"""Folders of more pretrained models, for the survey: each folder in it that has a config.json."""
+"""A folder of more pretrained models, for the survey: every folder in it that has a config.json or one GGUF file."""
 
 
 def reproduce(claims: tuple[Claim, ...], materials: Materials, command: str = "") -> dict[str, Finding]:
@@ -101,5 +101,12 @@ def found_models() -> tuple[str, ...]:
         folder = Path(next(iter(spec.submodule_search_locations))) / "models" / "transformers"
         found += sorted(path for path in folder.glob("*") if (path / "config.json").is_file())
     if named := os.environ.get(MODELS_VARIABLE):
-        found += sorted(path for path in Path(named).glob("*") if (path / "config.json").is_file())
+        found += sorted(path for folder in Path(named).glob("*") for path in _models_in(folder))
     return tuple(str(path) for path in found)
+
+
+def _models_in(folder: Path) -> list[Path]:
+    if (folder / "config.json").is_file():
+        return [folder]
+    files = list(folder.glob("*.gguf"))
+    return files if len(files) == 1 else []  # several are parts, or one model packed several times

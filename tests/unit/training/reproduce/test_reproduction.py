@@ -20,7 +20,7 @@ from oversmooth.training.reproduce.claims import CLAIMS, chosen
 from oversmooth.training.reproduce.experiments import DEEP, DIGITS, FOLDS, runs_of
 from oversmooth.training.reproduce.materials import INPUTS, Materials, PlannedRun, train_one
 from oversmooth.training.reproduce.pages import SMOKE, markdown_of, page_of
-from oversmooth.training.reproduce.reproduction import reproduce
+from oversmooth.training.reproduce.reproduction import found_models, reproduce
 
 # --- the table of claims --------------------------------------------------------------------------------------------
 
@@ -228,3 +228,11 @@ def test_every_judgement_has_a_colour():
     from oversmooth.training.reproduce.pages import TONES
 
     assert set(TONES) == set(get_args(Judgement))
+
+
+def test_models_at_hand_are_folders_with_a_config_and_single_gguf_files(tmp_path, monkeypatch):
+    for name in ("b/config.json", "a/model.gguf", "parts/1.gguf", "parts/2.gguf", "notes/README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setenv("OVERSMOOTH_MODELS", str(tmp_path))
+    assert found_models()[-2:] == (str(tmp_path / "a" / "model.gguf"), str(tmp_path / "b"))
