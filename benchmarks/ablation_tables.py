@@ -1,6 +1,6 @@
 """What removing each sub-block costs on real models and on random ones of the same sizes, and which cheap number tells.
 
-    python benchmarks/ablation_tables.py minilm|minilm-random|smollm2|dinov2|dinov2-random
+    python benchmarks/ablation_tables.py minilm|minilm-random|smollm2|smollm2-random|dinov2|dinov2-random
 
 MiniLM comes from the package index; the others are looked for where `OVERSMOOTH_MODELS` points, photographs where
 `OVERSMOOTH_DATA` does. Each run writes `results/ablation_NAME.json` with the whole ablation and how it came about.
@@ -21,7 +21,7 @@ from oversmooth.worth.ablation import ablate
 
 MODELS = Path(os.environ.get("OVERSMOOTH_MODELS", "models"))
 DATA = Path(os.environ.get("OVERSMOOTH_DATA", "data"))
-SIZES = {"minilm": (32, 64), "smollm2": (8, 48), "dinov2": (16, 64)}
+SIZES = {"minilm": (32, 64), "smollm2": (16, 48), "dinov2": (16, 64)}
 """Sequences, and tokens of each at most."""
 
 
@@ -39,11 +39,13 @@ def main(which: str) -> None:
     harness.fix()
     name, _, is_random = which.partition("-")
     folder = folder_of(name)
-    target = AutoModel.from_config(AutoConfig.from_pretrained(folder)).float().eval() if is_random else str(folder)
+    packed = next((file.name for file in folder.glob("*.gguf")), None)
+    config = AutoConfig.from_pretrained(folder, **({"gguf_file": packed} if packed else {})) if is_random else None
+    target = AutoModel.from_config(config).float().eval() if is_random else str(folder)
     samples, tokens = SIZES[name]
     data = str(DATA / "images") if name == "dinov2" else None
     start = time.perf_counter()
-    found = ablate(target, data, max_samples=samples, max_tokens=tokens, batch_size=8, theory=name != "smollm2")
+    found = ablate(target, data, max_samples=samples, max_tokens=tokens, batch_size=8)
     seconds = time.perf_counter() - start
     result = found.to_dict()
     result["provenance"]["target"] = which

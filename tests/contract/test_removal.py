@@ -7,7 +7,7 @@ import torch
 
 from oversmooth.errors import CannotControl
 from oversmooth.models.hooks.places import observed
-from oversmooth.models.hooks.removal import Replay, block_module, removed
+from oversmooth.models.hooks.removal import PARTS, Replay, removed
 from oversmooth.models.live import call_model
 from oversmooth.models.opening import open_source
 from tests.contract.tiny_models import ALL, tiny_model
@@ -59,21 +59,40 @@ def test_a_part_that_was_taken_out_adds_nothing_in_any_family(case, part):
         require_nothing_added(case, part)
 
 
-@pytest.mark.parametrize("case", ["bert", "gpt2", "llama", "vit"])
+@pytest.mark.parametrize("case", ["bert", "gpt2", "llama", "vit", "gemma2", "gptj"])
 def test_a_replayed_run_gives_what_a_whole_run_gives(case):
     model, inputs = tiny_model(case)
     source = open_source(model)
     (stack,) = source.stacks()
-    replay = Replay([block_module(stack, source.store, position) for position in range(3)])
+    replay = Replay(stack, source.store)
     with torch.no_grad():
         with replay.recording():
             call_model(model, inputs)
-        for position in range(3):
-            with removed(stack, source.store, position, "feed-forward"):
-                whole = call_model(model, inputs)[0]
-                with replay.from_block(position):
+        for position in range(len(stack.names.blocks)):
+            for part in PARTS:
+                with removed(stack, source.store, position, part):
+                    whole = call_model(model, inputs)[0]
+                with replay.without(position, part):
                     torch.testing.assert_close(call_model(model, inputs)[0], whole)
     assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("case", ["bert", "gpt2"])
+def test_without_its_feed_forward_or_as_a_whole_a_block_is_not_computed(case):
+    model, inputs = tiny_model(case)
+    source = open_source(model)
+    (stack,) = source.stacks()
+    replay = Replay(stack, source.store)
+    computed = []
+    values = source.store.owner(stack.names.blocks[1].value.weight)
+    with torch.no_grad():
+        with replay.recording():
+            call_model(model, inputs)
+        with values.register_forward_hook(lambda module, args, output: computed.append(module)):
+            for part in PARTS:
+                with replay.without(1, part):
+                    call_model(model, inputs)
+    assert len(computed) == 1  # attention taken out is still computed, and not added
 
 
 def test_the_model_is_as_before_when_a_removal_ends_in_an_error():

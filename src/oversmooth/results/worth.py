@@ -87,7 +87,7 @@ class Ablation(SavedResult):
     removals: tuple[Removal, ...]
     predictors: tuple[Predictor, ...]
     passes: float
-    """Forward passes of whole blocks that it took, in units of the whole model, per batch."""
+    """Forward passes of the whole model that the loss and all removals took, per batch; `predict` is one more."""
 
     def rows(self) -> list[Row]:
         """One flat row per removed part."""

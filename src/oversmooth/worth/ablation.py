@@ -2,22 +2,21 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Unpack
-
-from torch import nn
 
 from oversmooth.data.batches import Batch, run_checked
 from oversmooth.data.reading import Reading, ReadingOptions
 from oversmooth.errors import CannotControl, OversmoothError
 from oversmooth.measurement.gathering import BLOCK
-from oversmooth.measurement.measurement import measure
+from oversmooth.measurement.observer import MeasurementObserver
 from oversmooth.measurement.passes import LiveModel, Seen
-from oversmooth.models.hooks.removal import PARTS, Replay, block_module, removed
+from oversmooth.measurement.selection import select
+from oversmooth.models.hooks.places import observed
+from oversmooth.models.hooks.removal import PARTS, Replay
 from oversmooth.models.live import quiet_eval
 from oversmooth.models.provenance import provenance_of
-from oversmooth.models.source import Stack, Target
+from oversmooth.models.source import Target
 from oversmooth.prediction.prediction import predict
 from oversmooth.prediction.theory.agreement import rank_correlation
 from oversmooth.results import Missing, Progress, no_progress
@@ -55,8 +54,9 @@ def ablate(
     """Removes each part of each block in turn, in one loaded model, and says what that costs beside cheap numbers.
 
     The loss is that of `task_loss`; of an embedding model, how well its own pairwise similarities are kept. Blocks before
-    the removed part are not computed again. With `theory`, the tendency of the weights and the rungs of `predict` are among
-    the cheap numbers. Shared layers are removed at all depths at once.
+    the removed part are not computed again, nor is its own where only its feed-forward or all of it goes: L blocks take
+    1.5 L + 0.5 passes. With `theory`, the tendency of the weights and the rungs of `predict`, which is one more pass, are
+    among the cheap numbers. Shared layers are removed at all depths at once.
     """
     how = Reading(**reading)
     given = data if data is None or isinstance(data, str) else list(data)
@@ -69,7 +69,9 @@ def ablate(
             kept.append(asked)
             run.batch(asked)
             progress(seen.sequences, how.max_samples or 0)
-    cheap = _cheap_numbers(live, [asked.inputs for asked in kept], theory=theory)
+    cheap = _cheap_numbers(live, run.observer)
+    if theory:
+        _add_theory(cheap, live, [asked.inputs for asked in kept])
     removals = run.removals(cheap)
     return Ablation(
         provenance=provenance_of(
@@ -84,6 +86,16 @@ def ablate(
     )
 
 
+def cost_of_blocks(live: LiveModel, task: str, asked: Sequence[Question]) -> dict[int, float]:
+    """By how much the loss grows without each block of a model of one stack, by its position."""
+    run = _Run(live, task, ("block",))
+    with quiet_eval(live.model):
+        for question in asked:
+            run.batch(question)
+    whole = run.whole.result(run.whole).loss
+    return {position: judge.result(run.whole).loss - whole for (_, position, _), judge in run.judges.items()}
+
+
 @dataclass
 class _Run:
     """One judge of the whole model and one of each removal."""
@@ -95,6 +107,8 @@ class _Run:
     reasons: dict[Key, str] = field(default_factory=dict)
     judges: dict[Key, Judge] = field(default_factory=dict)
     whole: Judge = field(init=False)
+    observer: MeasurementObserver = field(init=False)
+    """Measures the whole model while it runs once."""
 
     def __post_init__(self) -> None:
         self.whole = new_judge(self.task, self.live)
@@ -105,35 +119,48 @@ class _Run:
             for part in self.parts
         ]
         self._stacks = {stack.label: stack for stack in self.live.stacks}
-        self._replays = {label: Replay(self._blocks(stack)) for label, stack in self._stacks.items()}
-
-    def _blocks(self, stack: Stack) -> list[nn.Module]:
-        return [block_module(stack, self.live.store, position) for position in range(len(stack.names.blocks))]
+        self._replays = {label: Replay(stack, self.live.store) for label, stack in self._stacks.items()}
+        self.observer = MeasurementObserver(
+            model=self.live.model,
+            chosen=select(("log_hfc_lfc_unit", *CHEAP)),
+            stacks=self._stacks,
+            names=frozenset(),
+            adds_stream_norms=True,
+            drop_prefix=False,
+        )
 
     def batch(self, asked: Question) -> None:
         """The whole model once, then every removal; what comes before the removed part is not computed again."""
         # Blocks of one stack follow each other; of several stacks only one is replayed at a time.
-        for label, replay in self._replays.items():
+        for number, (label, replay) in enumerate(self._replays.items()):
             with replay.recording():
-                output = self._run(asked)
-            if label == next(iter(self._replays)):
-                self.whole.add(output, asked.inputs, asked.answers)
+                if number == 0:
+                    self.whole.add(self._run_measured(asked), asked.inputs, asked.answers)
+                else:
+                    self._run(asked)
             self.passes += 1
             for key in (key for key in self.keys if key[0] == label and key not in self.reasons):
                 self._removal(key, replay, asked)
 
+    def _run_measured(self, asked: Question) -> Any:
+        observer, live = self.observer, self.live
+        with observed(live.stacks, live.store, observer.observe, observer.wants) as restart:
+            observer.begin(asked.inputs)
+            restart()
+            output = self._run(asked)
+            observer.seen.add(asked.inputs, observer.finish())
+        return output
+
     def _removal(self, key: Key, replay: Replay, asked: Question) -> None:
         label, position, part = key
-        leaves_it_out = part == "block" and replay.is_usable
-        without = nullcontext() if leaves_it_out else removed(self._stacks[label], self.live.store, position, part)
         try:
-            with without, replay.from_block(position, leaves_it_out=leaves_it_out):
+            with replay.without(position, part):
                 output = self._run(asked)
         except CannotControl as error:
             self.reasons[key] = error.problem
             return
         count = len(self._stacks[label].names.blocks)
-        self.passes += (count - position - leaves_it_out) / count if replay.is_usable else 1
+        self.passes += (count - position - replay.knows(position, part)) / count if replay.is_usable else 1
         self.judges.setdefault(key, new_judge(self.task, self.live)).add(output, asked.inputs, asked.answers)
 
     def _run(self, asked: Question) -> Any:
@@ -163,42 +190,36 @@ class _Run:
 # --- cheap numbers ----------------------------------------------------------------------------------------------------
 
 
-def _cheap_numbers(
-    live: LiveModel, inputs: Sequence[Mapping[str, Any]], *, theory: bool
-) -> dict[Key, dict[str, float]]:
+def _cheap_numbers(live: LiveModel, observer: MeasurementObserver) -> dict[Key, dict[str, float]]:
     """Numbers about every part that need no removal."""
-    model = live.model
-    measured = measure(model, inputs, metrics=("log_hfc_lfc_unit", *CHEAP))
     found: dict[Key, dict[str, float]] = {}
-    positions = {
+    positions = _positions(live)
+    for value in observer.values():
+        part = next((part for part, places in PLACE_OF.items() if value.place in places), None)
+        position = positions.get((value.stack, value.depth))
+        if part is not None and position is not None and value.mean is not None and value.metric in CHEAP:
+            found.setdefault((value.stack, position, part), {})[value.metric] = value.mean
+    for attribution in observer.unit_chain.attributions():
+        for change in attribution.parts:
+            position = positions.get((change.stack, change.depth))
+            if change.part in PARTS and position is not None:
+                found.setdefault((change.stack, position, change.part), {})["smoothing_change"] = change.change
+    return found
+
+
+def _positions(live: LiveModel) -> dict[tuple[str, int], int]:
+    """Which block stands at a depth of a stack."""
+    return {
         (stack.label, depth + 1): position
         for stack in live.stacks
         for position, passes in enumerate(stack.passes)
         for depth in passes
     }
-    for value in measured.values:
-        part = next((part for part, places in PLACE_OF.items() if value.place in places), None)
-        position = positions.get((value.stack, value.depth))
-        if part is not None and position is not None and value.mean is not None and value.metric in CHEAP:
-            found.setdefault((value.stack, position, part), {})[value.metric] = value.mean
-    for attribution in measured.unit_attributions:
-        for change in attribution.parts:
-            position = positions.get((change.stack, change.depth))
-            if change.part in PARTS and position is not None:
-                found.setdefault((change.stack, position, change.part), {})["smoothing_change"] = change.change
-    if theory:
-        _add_theory(found, live, model, inputs, positions)
-    return found
 
 
-def _add_theory(
-    found: dict[Key, dict[str, float]],
-    live: LiveModel,
-    model: nn.Module,
-    inputs: Sequence[Mapping[str, Any]],
-    positions: Mapping[tuple[str, int], int],
-) -> None:
+def _add_theory(found: dict[Key, dict[str, float]], live: LiveModel, inputs: Sequence[Mapping[str, Any]]) -> None:
     """Tendency and rungs of attention, where the theory applies."""
+    model, positions = live.model, _positions(live)
     by_index = {(s.label, block.index): block.position for s in live.stacks for block in s.names.blocks}
     for layer in inspect(model).layers:
         position = by_index.get((layer.stack, layer.layer))

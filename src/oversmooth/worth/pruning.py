@@ -27,7 +27,7 @@ from oversmooth.models.stores.safetensors import SafetensorsStore
 from oversmooth.output.whole_files import folder_whole, require_free
 from oversmooth.results import Progress, no_progress
 from oversmooth.results.worth import Loss, Pruning
-from oversmooth.worth.ablation import ablate
+from oversmooth.worth.ablation import cost_of_blocks
 from oversmooth.worth.task_loss import Question, new_judge, open_judged, questions
 
 BY = ("influence", "loss")
@@ -144,12 +144,7 @@ def _chosen(
         values = measure(live.model, inputs, metrics="influence").values
         price = {value.depth - 1: value.mean or 0.0 for value in values if value.place == BLOCK}
     else:
-        labelled = [
-            {**item.inputs, **({} if item.answers is None or task != "classification" else {"labels": item.answers})}
-            for item in asked
-        ]
-        removals = ablate(live.model, labelled, task=task, parts=("block",), theory=False).removals
-        price = {item.layer: item.increase for item in removals if item.increase is not None}
+        price = cost_of_blocks(live, task, asked)
     return sorted(sorted(price, key=lambda position: price[position])[:count])
 
 

@@ -4,7 +4,7 @@ What a part would have added is not added; everything else stays as it is, norms
 before the part: they give what they gave when the model was whole.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -76,56 +76,65 @@ def _without_block(stack: Stack, store: ModuleStore, position: int, block: nn.Mo
 
 def _without_feed_forward(stack: Stack, store: ModuleStore, position: int, block: nn.Module) -> Iterator[Any]:
     names, residual = stack.names.blocks[position], stack.arch.residual
-    held: dict[str, Tensor] = {}
     if residual == "sandwich":
         yield store.norm(names.norms["ffn_branch_norm"]).register_forward_hook(_zeros)
         return
+    held: dict[str, Tensor] = {}
+    hooks = list(_between(stack, store, position, block, partial(held.__setitem__, "stream")))
+    if not hooks:
+        reason = "nothing shows the stream between attention and feed-forward"
+        raise CannotControl("ablate", f"the feed-forward of block {names.index}", reason, "Leave it out.")
+    yield from hooks
     if residual == "post":
-        before = "cross_norm" if "cross_norm" in names.norms else "attn_norm"
-        yield store.norm(names.norms[before]).register_forward_hook(
-            lambda module, args, output: held.__setitem__("stream", output)
-        )
         yield store.norm(names.norms["ffn_norm"]).register_forward_pre_hook(
             lambda module, args: (held["stream"].reshape(args[0].shape), *args[1:])
         )
-        return
-    if residual == "parallel":
+    else:
+        yield block.register_forward_hook(lambda module, args, output: with_stream(output, held["stream"]))
+
+
+def _between(
+    stack: Stack, store: ModuleStore, position: int, block: nn.Module, hold: Callable[[Tensor], None]
+) -> Iterator[Any]:
+    """Hooks that hand over the stream as it stands between attention and feed-forward; none where nothing shows it."""
+    names, residual = stack.names.blocks[position], stack.arch.residual
+    if residual == "post":
+        before = "cross_norm" if "cross_norm" in names.norms else "attn_norm"
+        yield store.norm(names.norms[before]).register_forward_hook(lambda module, args, output: hold(output))
+    elif residual == "parallel":
+        held: dict[str, Tensor] = {}
         yield block.register_forward_pre_hook(
             lambda module, args, kwargs: held.__setitem__("entered", received(args, kwargs)), with_kwargs=True
         )
         yield store.owner(names.output.weight).register_forward_hook(
-            lambda module, args, output: held.__setitem__(
-                "stream", held["entered"] + output.reshape(held["entered"].shape)
-            )
+            lambda module, args, output: hold(held["entered"] + output.reshape(held["entered"].shape))
         )
-    elif "ffn_norm" in names.norms:
-        yield store.norm(names.norms["ffn_norm"]).register_forward_pre_hook(
-            lambda module, args: held.__setitem__("stream", args[0])
-        )
-    else:
-        reason = "nothing shows the stream between attention and feed-forward"
-        raise CannotControl("ablate", f"the feed-forward of block {names.index}", reason, "Leave it out.")
-    yield block.register_forward_hook(lambda module, args, output: with_stream(output, held["stream"]))
+    elif residual == "pre" and "ffn_norm" in names.norms:
+        yield store.norm(names.norms["ffn_norm"]).register_forward_pre_hook(lambda module, args: hold(args[0]))
 
 
 class Replay:
     """What every block of one stack gave on one batch, so that a run need not compute the blocks before a part again.
 
-    Holds the stream between blocks for one batch: as much memory as transformers' `output_hidden_states`.
+    Holds the stream between blocks, and between attention and feed-forward, for one batch: twice as much memory as
+    transformers' `output_hidden_states`.
     """
 
-    def __init__(self, blocks: Sequence[nn.Module]):
-        self._blocks = tuple(blocks)
+    def __init__(self, stack: Stack, store: ModuleStore):
+        self._stack, self._store = stack, store
+        self._blocks = [block_module(stack, store, position) for position in range(len(stack.names.blocks))]
         self._given: list[Any] = []
+        self._between: dict[int, Tensor] = {}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """While the whole model runs once."""
-        self._given = []
-        handles = [
-            block.register_forward_hook(lambda module, args, output: self._given.append(output))
-            for block in self._blocks
-        ]
+        self._given, self._between = [], {}
+        handles: list[Any] = []
+        for position, block in enumerate(self._blocks):
+            hold = partial(self._between.__setitem__, position)
+            handles += _between(self._stack, self._store, position, block, hold)
+            handles.append(block.register_forward_hook(lambda module, args, output: self._given.append(output)))
         try:
             yield
         finally:
@@ -137,24 +146,35 @@ class Replay:
         """Whether every block ran once; blocks that run more than once are computed anew in every run."""
         return len(self._given) == len(self._blocks)
 
+    def knows(self, position: int, part: str) -> bool:
+        """Whether what the block gives without the part needs no computation."""
+        return self.is_usable and (part == "block" or (part == "feed-forward" and position in self._between))
+
     @contextmanager
-    def from_block(self, position: int, *, leaves_it_out: bool = False) -> Iterator[None]:
-        """While the model runs, blocks before `position` give what they gave, without computing it; it may be left out."""
+    def without(self, position: int, part: str) -> Iterator[None]:
+        """While the model runs without a part, blocks before it give what they gave, and compute nothing."""
         with ExitStack() as stack:
             for block, output in zip(self._blocks[: position if self.is_usable else 0], self._given, strict=False):
                 stack.enter_context(_answering(block, partial(_given_output, output)))
-            if leaves_it_out:
-                like = self._given[position]
-                stack.enter_context(_answering(self._blocks[position], partial(_entered, like)))
+            if self.knows(position, part):
+                answer = self._entered if part == "block" else self._without_feed_forward
+                stack.enter_context(_answering(self._blocks[position], partial(answer, position)))
+            else:
+                stack.enter_context(removed(self._stack, self._store, position, part))
             yield
+
+    def _entered(self, position: int, args: Any, kwargs: Any) -> Any:
+        return with_stream(self._given[position], received(args, kwargs))
+
+    def _without_feed_forward(self, position: int, args: Any, kwargs: Any) -> Any:
+        h = self._between[position]
+        if self._stack.arch.residual == "post":
+            h = self._store.norm(self._stack.names.blocks[position].norms["ffn_norm"])(h)
+        return with_stream(self._given[position], h)
 
 
 def _given_output(output: Any, args: Any, kwargs: Any) -> Any:
     return output
-
-
-def _entered(like: Any, args: Any, kwargs: Any) -> Any:
-    return with_stream(like, received(args, kwargs))
 
 
 @contextmanager
