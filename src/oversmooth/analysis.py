@@ -13,6 +13,7 @@ from oversmooth.data.given import require_there
 from oversmooth.data.reading import Reading, ReadingOptions
 from oversmooth.errors import MissingDependency, NoAttentionMaps, NotLive, OversmoothError, UnknownTokens, WrongBatch
 from oversmooth.measurement.measurement import measure
+from oversmooth.measurement.metrics import DEFAULT_METRICS
 from oversmooth.models.live import load_model
 from oversmooth.models.opening import open_source
 from oversmooth.models.source import Declaration, Target
@@ -24,6 +25,8 @@ from oversmooth.spectra.inspection import inspect
 T = TypeVar("T")
 WHAT_IFS = ("no_skip", "no_biases", "flip_norms", "scale:0.5", "interval:-1,0", "interval:0,1", "centered")
 """The changes that a report shows beside every layer."""
+REPORTED = (*DEFAULT_METRICS, "steps", "attention")
+"""What a report measures: curves over depth, what every sub-block does, and how every head attends."""
 Stage = Callable[[str], Progress]
 """Called with the name of each stage as it begins; returns how its progress is shown."""
 
@@ -70,7 +73,7 @@ def analyze(
     options: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code, **reading}
     noted = missing if given is None else None
     show = stage("Measuring features")
-    measurement = _tried("measurement", noted, lambda: measure(live, given, progress=show, **options))
+    measurement = _tried("measurement", noted, lambda: measure(live, given, metrics=REPORTED, progress=show, **options))
     prediction = None
     if solve:
         show_prediction = stage("Predicting layers")

@@ -91,7 +91,40 @@ class Pair:
     kind: str = "pair"
 
 
-Block = Plot | Pair | Table | Strip | Words | Items
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    tone: str
+    percent: float
+    """Of the width of the column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    shown: str
+    """The number that the length of the bar shows."""
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarRow:
+    title: str
+    bars: tuple[Bar, ...]
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """A row of small bars per layer, and a few words about it."""
+
+    label: str
+    columns: tuple[str, ...]
+    rows: tuple[BarRow, ...]
+    legend: tuple[tuple[str, str], ...]
+    """Tone of a segment and what it means."""
+    kind: str = "bars"
+
+
+Block = Plot | Pair | Table | Strip | Words | Items | Bars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from oversmooth.output.report.blocks import Block, Items, Page, Pair, Plot, Strip, Table, Words
+from oversmooth.output.report.blocks import Bars, Block, Items, Page, Pair, Plot, Strip, Table, Words
 
 
 def markdown_of(page: Page) -> str:
@@ -24,6 +24,9 @@ def _block(block: Block) -> Iterator[str]:
         yield from (f"*{_line(plot.alt)}*" for plot in block.plots)
     elif isinstance(block, Strip):
         yield "\n".join(f"- {_line(i.title)}: {_line(i.word)}; {_line('; '.join(i.lines))}" for i in block.items)
+    elif isinstance(block, Bars):
+        rows = [[row.title, *(bar.shown for bar in row.bars), row.words] for row in block.rows]
+        yield table_text(["", *block.columns, ""], rows)
     elif isinstance(block, Items):
         yield "\n".join(f"- {_line(item)}" for item in block.items)
     elif isinstance(block, Words):

@@ -1,6 +1,7 @@
 """An `Analysis` as a page: the answer first, then what it rests on."""
 
 from oversmooth.output.data_words import how_made, how_much
+from oversmooth.output.report.attention import attention_section
 from oversmooth.output.report.blocks import Block, Items, Page, Section, Strip, StripItem, Words, table_of
 from oversmooth.output.report.features import attribution_section, curves
 from oversmooth.output.report.plugged import plugged_sections
@@ -14,6 +15,7 @@ from oversmooth.output.report.theory import (
 )
 from oversmooth.output.report.weights import heads_section, layer_name, norms_section, spectra_section
 from oversmooth.output.report.words import headline, summary
+from oversmooth.output.report.worth import worth_section
 from oversmooth.results import Analysis, Provenance
 
 DEFINITIONS = (
@@ -37,6 +39,8 @@ def page_of(analysis: Analysis) -> Page:
     sections = [
         _first_screen(analysis),
         attribution_section(measurement) if measurement else None,
+        worth_section(measurement) if measurement else None,
+        attention_section(measurement) if measurement else None,
         ladder_section(prediction) if prediction else None,
         spectra_section(inspection, rho_ac_by_layer(prediction) if prediction else {}),
         heads_section(inspection, head_exponents(prediction) if prediction else {}),

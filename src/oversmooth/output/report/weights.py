@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oversmooth.output.report.blocks import Block, Plot, Section, Slider, Words, table_of
+from oversmooth.output.report.heat_map import heat_map
 from oversmooth.results import Inspection, LayerInspection, Spectrum
 
 DIGITS = 4
@@ -179,32 +180,15 @@ def heads_section(inspection: Inspection, exponents: dict[tuple[str, int, int], 
 
 
 def _head_map(layers: Sequence[LayerInspection], z: Sequence[Sequence[float | None]]) -> dict[str, Any]:
-    """Heat map of layers by heads, the same distance from zero in the same strength of colour."""
+    """The same distance from zero in the same strength of colour."""
     reach = max((abs(value) for row in z for value in row if value is not None), default=1.0) or 1.0
-    widest = max(len(layer.heads) for layer in layers)
-    return {
-        "traces": [
-            {
-                "type": "heatmap",
-                "x": list(range(widest)),
-                "y": [layer_name(layer) for layer in layers],
-                "z": [[None if value is None else float(f"{value:.4g}") for value in row] for row in z],
-                "zmid": 0,
-                "zmin": -reach,
-                "zmax": reach,
-                "colorscale": [[0, "var(--smooth)"], [0.5, "var(--panel)"], [1, "var(--sharpen)"]],
-                "colorbar": {"title": {"text": "exponent"}, "thickness": 12},
-                "xgap": 1,
-                "ygap": 1,
-                "hovertemplate": "%{y}, head %{x}: %{z}<extra></extra>",
-            }
-        ],
-        "layout": {
-            "height": min(900, 130 + 24 * len(layers)),
-            "xaxis": {"title": {"text": "head"}, "dtick": max(1, widest // 16)},
-            "yaxis": {"autorange": "reversed", "type": "category"},
-        },
-    }
+    return heat_map(
+        [layer_name(layer) for layer in layers],
+        z,
+        bounds=(-reach, reach),
+        colours=((0.0, "var(--smooth)"), (0.5, "var(--panel)"), (1.0, "var(--sharpen)")),
+        title="exponent",
+    )
 
 
 def norms_section(inspection: Inspection) -> Section | None:
