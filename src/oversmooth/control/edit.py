@@ -16,6 +16,7 @@ from torch import Tensor
 
 from oversmooth.control.checkpoint import copy_checkpoint, local_checkpoint
 from oversmooth.control.constrain import layer_control
+from oversmooth.control.mixing import mixed_weights
 from oversmooth.control.norms import SIGNED_NORMS, flipped_norm
 from oversmooth.control.projection import Form, kept_weights, with_constant_kept
 from oversmooth.control.selection import Chosen, Layers, choose, heads_of, require_matrices, require_plain
@@ -38,8 +39,14 @@ class Change:
     form: Form | None = None
     scale: float | None = None
     flips_norms: bool = False
+    strength: float = 1.0
+    """0 would change nothing, 1 changes all the way; between them H is the best approximation of the mix."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.strength <= 1:
+            raise BadValue("strength", self.strength, "above 0 and at most 1")
+        if self.flips_norms and self.strength < 1:
+            raise NotSupported("strength", "with flip_norm_signs", "a sign is flipped or it is not")
         if self.scale is not None and not math.isfinite(self.scale):
             raise BadValue("scale_h", self.scale, "a finite number")
         if self.form is not None and self.scale is not None:
@@ -56,7 +63,7 @@ class Change:
             said.append(f"H times {self.scale:g}")
         if self.flips_norms:
             said.append("signs of the norm before or after attention flipped")
-        return ", ".join(said)
+        return ", ".join(said) + (f", at strength {self.strength:g}" if self.strength < 1 else "")
 
 
 def edit(
@@ -66,6 +73,7 @@ def edit(
     interval: tuple[float, float] | None = None,
     scale_h: float | None = None,
     flip_norm_signs: bool = False,
+    strength: float = 1.0,
     basis: str = "orthogonal",
     max_condition: float | None = None,
     layers: Layers = None,
@@ -78,14 +86,14 @@ def edit(
     """Writes a copy of a local checkpoint with the value maps of the chosen layers changed, and says what moved.
 
     `interval` (-1, 0) sharpens, (0, 1) smooths: H becomes the map near it that `constrain` would start from.
-    `scale_h` multiplies H. `flip_norm_signs` negates the weights of the attention's own norm. The vector that value biases
+    `scale_h` multiplies H. `flip_norm_signs` negates the weights of the attention's own norm. With a `strength` below 1
+    the change is made in part: H becomes the best approximation of the mix of old and new that fits the ranks of the
+    heads; its eigenvalues then need not lie in the interval. The vector that value biases
     add to every token is kept wherever biases allow it. `out` must not exist or be empty. The other options are those of
     `constrain` and `inspect`.
     """
-    form = None
-    if interval is not None:
-        form = Form(low=float(interval[0]), high=float(interval[1]), basis=basis, max_condition=max_condition)
-    change = Change(form=form, scale=scale_h, flips_norms=flip_norm_signs)
+    form = form_of(interval, basis, max_condition)
+    change = Change(form=form, scale=scale_h, flips_norms=flip_norm_signs, strength=strength)
     require_free(Path(out))
     checkpoint = local_checkpoint(str(target))
     source = open_source(checkpoint.target, model_type=model_type, n_heads=n_heads, n_kv=n_kv)
@@ -94,16 +102,15 @@ def edit(
     if holds_an_eigenbasis(source.store.names):
         reason = "it also holds the eigenbasis of a constrained model, to which the edited weights would not belong"
         raise CannotControl("edit", checkpoint.target, reason, "Load it as an ordinary model, save that, and edit it.")
-    require_matrices(chosen, source.store.read)
-    _refuse(chosen, source.store.read, change)
+    require_possible(chosen, source.store.read, change)
     done: list[LayerControl] = []
     with folder_whole(Path(out)) as beside:
         copy = copy_checkpoint(checkpoint, source.store, beside)
         for each in chosen:
             old = each.stack.weights(each.position, log.read)
             _require_finite(each, old, "it holds NaN or infinity", "Start from a complete checkpoint.")
-            new = _changed(old, change)
-            tensors = _tensors(each, old, new, log.read, change)
+            new = changed_weights(old, change)
+            tensors = changed_tensors(each, old, new, log.read, change)
             copy.overwrite(tensors)
             written = each.stack.weights(each.position, partial(_read_changed, tensors, log.read))
             too_large = f"the new weights are too large for {str(old.w_o.dtype).removeprefix('torch.')}"
@@ -113,11 +120,18 @@ def edit(
     return Control(
         provenance=provenance_of(source, stacks, log, compute_dtype="float64"),
         change=change.words,
-        low=form.low if form else None,
-        high=form.high if form else None,
+        low=form.low if form and strength == 1 else None,
+        high=form.high if form and strength == 1 else None,
         layers=tuple(done),
         out=str(out),
     )
+
+
+def form_of(interval: tuple[float, float] | None, basis: str, max_condition: float | None) -> Form | None:
+    """The form that an interval asks for; `None` without one."""
+    if interval is None:
+        return None
+    return Form(low=float(interval[0]), high=float(interval[1]), basis=basis, max_condition=max_condition)
 
 
 def _read_changed(changed: Mapping[str, Tensor], read: Read, name: str) -> Tensor:
@@ -129,8 +143,9 @@ def _require_finite(each: Chosen, weights: AttentionWeights, reason: str, advice
         raise CannotControl("edit", each.words, reason, advice)
 
 
-def _refuse(chosen: list[Chosen], read: Read, change: Change) -> None:
+def require_possible(chosen: list[Chosen], read: Read, change: Change) -> None:
     """Raises what cannot be done before anything is written, from the first chosen block of every stack."""
+    require_matrices(chosen, read)
     for each in {id(each.stack): each for each in reversed(chosen)}.values():
         weights = each.stack.weights(each.position, read)
         if change.form is not None:
@@ -147,15 +162,22 @@ def _refuse(chosen: list[Chosen], read: Read, change: Change) -> None:
 
 
 @torch.no_grad()
-def _changed(old: AttentionWeights, change: Change) -> AttentionWeights:
+def changed_weights(old: AttentionWeights, change: Change) -> AttentionWeights:
+    """One layer after the change, in canonical form; the very same object where its weights do not change."""
     if change.form is not None:
-        return kept_weights(old, change.form)
+        return partly(old, kept_weights(old, change.form), change.strength)
     if change.scale is not None:
-        return with_constant_kept(old, replace(old, w_v=old.w_v.float(), w_o=change.scale * old.w_o.float()))
+        factor = 1 + change.strength * (change.scale - 1)
+        return with_constant_kept(old, replace(old, w_v=old.w_v.float(), w_o=factor * old.w_o.float()))
     return old
 
 
-def _tensors(
+def partly(old: AttentionWeights, new: AttentionWeights, strength: float) -> AttentionWeights:
+    """A change made in part, with the vector that biases add kept."""
+    return new if strength == 1 else with_constant_kept(old, mixed_weights(old, new, strength))
+
+
+def changed_tensors(
     each: Chosen, old: AttentionWeights, new: AttentionWeights, read: Read, change: Change
 ) -> Mapping[str, Tensor]:
     """The changed tensors by name, in the shape, layout and dtype in which they are stored."""

@@ -1,6 +1,6 @@
 """A live `nn.Module` as a checkpoint: its tensors by name, and a config that says what it is."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,6 +61,19 @@ class ModuleStore:
         """Every tensor by name, as the model uses it inside; parametrized ones are computed once."""
         with parametrize.cached():
             yield {name: getattr(owner, attribute) for name, (owner, attribute) in self._where.items()}
+
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Other values in these tensors of the module while the context lasts; shapes and dtypes stay."""
+        places = {name: getattr(*self._where[name]).data for name in tensors}
+        before = {name: place.clone() for name, place in places.items()}
+        try:
+            for name, value in tensors.items():
+                places[name].copy_(value)
+            yield
+        finally:
+            for name, value in before.items():
+                places[name].copy_(value)
 
     def files(self) -> tuple[FileFacts, ...]:
         return ()

@@ -7,6 +7,7 @@ from typing import Any
 
 from oversmooth.output.report.blocks import Block, Page, Pair, Plot, Section, Words, table_of
 from oversmooth.output.report.features import AXIS_TITLES, COLOURS
+from oversmooth.output.report.losses import Found, losses_section
 from oversmooth.output.report.weights import rounded
 from oversmooth.results import Analysis, PlaceValue
 
@@ -41,8 +42,8 @@ def names_of(analyses: Sequence[Analysis]) -> list[str]:
     return [f"{name} ({index + 1})" for index, name in enumerate(names)]
 
 
-def compare_page(analyses: Sequence[Analysis]) -> Page:
-    """The first analysis is what the others are compared with."""
+def compare_page(analyses: Sequence[Analysis], losses: Sequence[Found] = ()) -> Page:
+    """The first analysis is what the others are compared with; `losses` are those of the same models, if asked for."""
     names = names_of(analyses)
     measured = [(name, a) for name, a in zip(names, analyses, strict=True) if a.measurement]
     blocks: list[Block] = []
@@ -56,6 +57,8 @@ def compare_page(analyses: Sequence[Analysis]) -> Page:
         plots = tuple(_overlay(measured, metric) for metric in ("cosine", "hfc_lfc"))
         blocks.append(Pair(plots=(plots[0], plots[1])))
         sections.append(_differences(measured))
+    if losses:
+        sections.insert(0, losses_section(names, analyses, losses))
     sections.append(_weights(names, analyses))
     return Page(
         title="oversmooth: " + " / ".join(names),
