@@ -7,6 +7,7 @@ osm.discover(model)     # the value path of any module, found by running it
 osm.verify(target)      # does the declaration fit this very model?
 osm.measure(target)     # metrics per layer and sub-block on real inputs, and who changes them
 osm.predict(target)     # exponents, regimes and the ladder of explanation beside the measurement
+osm.measure_lengths(target, lengths=(16, 64))   # the same texts cut to several lengths
 osm.gate(target, rules={"max_cosine": 0.95})   # does it keep within limits? for CI
 osm.analyze(target)     # all of it -> Analysis (.save_html() .to_json() .to_pandas())
 osm.sharpen(model), osm.smooth(model), osm.constrain(model, low=..., high=...)   # in place, for training
@@ -16,6 +17,7 @@ osm.task_loss(target)   # how well it does what it was trained for
 osm.ablate(target)      # what removing each sub-block costs, and which cheap number would have told
 osm.prune(target, out, budget=0.25)   # an ordinary checkpoint without the blocks that matter least
 osm.edit(target, out)   # the same on a checkpoint, without loading the model
+osm.edit_curve(target, interval=(-1, 0))   # loss and features over the strength of such an edit: is it worth it?
 osm.Monitor(model, batches), osm.SmoothingCallback(batches=...)   # the same during training
 
 Names are imported when they are first used (PEP 562): `import oversmooth` and `oversmooth --help` do not wait for torch.
@@ -36,13 +38,16 @@ if TYPE_CHECKING:
     from oversmooth.measurement.measurement import measure
     from oversmooth.models.discovery.discover import discover
     from oversmooth.models.verify import verify
+    from oversmooth.prediction.lengths import measure_lengths
     from oversmooth.prediction.prediction import predict
     from oversmooth.results import (
         Ablation,
         Analysis,
         Control,
+        EditCurve,
         GateResult,
         Inspection,
+        LengthCurves,
         Measurement,
         Prediction,
         Pruning,
@@ -53,6 +58,7 @@ if TYPE_CHECKING:
     from oversmooth.training.callback import SmoothingCallback
     from oversmooth.training.monitor import Monitor
     from oversmooth.worth.ablation import ablate
+    from oversmooth.worth.edit_curve import edit_curve
     from oversmooth.worth.pruning import prune
     from oversmooth.worth.task_loss import task_loss
 
@@ -62,8 +68,10 @@ __all__ = [
     "Ablation",
     "Analysis",
     "Control",
+    "EditCurve",
     "GateResult",
     "Inspection",
+    "LengthCurves",
     "Measurement",
     "Monitor",
     "OversmoothError",
@@ -79,9 +87,11 @@ __all__ = [
     "constrain",
     "discover",
     "edit",
+    "edit_curve",
     "gate",
     "inspect",
     "measure",
+    "measure_lengths",
     "predict",
     "prune",
     "sharpen",
@@ -96,6 +106,7 @@ _HOMES = {
     "SmoothingCallback": "oversmooth.training.callback",
     "Monitor": "oversmooth.training.monitor",
     "ablate": "oversmooth.worth.ablation",
+    "edit_curve": "oversmooth.worth.edit_curve",
     "prune": "oversmooth.worth.pruning",
     "task_loss": "oversmooth.worth.task_loss",
     "analyze": "oversmooth.analysis",
@@ -104,6 +115,7 @@ _HOMES = {
     "gate": "oversmooth.measurement.gate",
     "inspect": "oversmooth.spectra.inspection",
     "measure": "oversmooth.measurement.measurement",
+    "measure_lengths": "oversmooth.prediction.lengths",
     "predict": "oversmooth.prediction.prediction",
     "verify": "oversmooth.models.verify",
     **dict.fromkeys(("apply", "unapply"), "oversmooth.control.interventions"),
@@ -111,7 +123,7 @@ _HOMES = {
     **dict.fromkeys(
         (
             *("Ablation", "Analysis", "Control", "GateResult", "Inspection", "Measurement", "Prediction", "Pruning"),
-            *("TaskLoss", "Verification"),
+            *("EditCurve", "LengthCurves", "TaskLoss", "Verification"),
         ),
         "oversmooth.results",
     ),

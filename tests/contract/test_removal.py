@@ -1,7 +1,5 @@
 """A part that was taken out adds nothing, for every family; everything else of the block stays as it is."""
 
-from contextlib import suppress
-
 import pytest
 import torch
 
@@ -12,6 +10,9 @@ from oversmooth.models.live import call_model
 from oversmooth.models.opening import open_source
 from tests.contract.tiny_models import ALL, tiny_model
 
+REFUSED = ()
+"""Families whose blocks are no modules that are called."""
+REFUSED_PARTS = ()
 QUICK = ("bert", "gpt2", "llama", "vit", "dinov2", "t5", "gemma2", "gptj", "timm_vit", "torch_encoder")
 
 
@@ -53,10 +54,19 @@ def test_a_part_that_was_taken_out_adds_nothing(case, part):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["attention", "feed-forward", "block"])
-@pytest.mark.parametrize("case", [case for case in ALL if case not in QUICK])
+@pytest.mark.parametrize("case", [case for case in ALL if case not in (*QUICK, *REFUSED)])
 def test_a_part_that_was_taken_out_adds_nothing_in_any_family(case, part):
-    with suppress(CannotControl):  # blocks that are no modules say so
-        require_nothing_added(case, part)
+    if (case, part) in REFUSED_PARTS:
+        with pytest.raises(CannotControl, match="nothing shows the stream"):
+            require_nothing_added(case, part)
+        return
+    require_nothing_added(case, part)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_blocks_that_are_no_modules_are_refused(case):
+    with pytest.raises(CannotControl, match="not modules that take the stream"):
+        require_nothing_added(case, "attention")
 
 
 @pytest.mark.parametrize("case", ["bert", "gpt2", "llama", "vit", "gemma2", "gptj"])

@@ -21,18 +21,26 @@ PAIRS = {
     "report": osm.analyze,
     "gate": osm.gate,
     "edit": osm.edit,
+    "edit-curve": osm.edit_curve,
+    "loss": osm.task_loss,
+    "ablate": osm.ablate,
+    "prune": osm.prune,
 }
 """Each verb, and the function that does the same."""
 
 OUTPUT = "where and how the result is shown; a function returns it"
 ONLY_COMMAND = {
     **dict.fromkeys(
-        ("json", "csv", "parquet", "output", "format", "save", "figures", "tables", "junit", "github"), OUTPUT
+        ("json", "csv", "parquet", "output", "format", "save", "figures", "tables", "junit", "github", "page"), OUTPUT
     ),
     "run": "the page of a run, not of a model",
     **dict.fromkeys(("max_cosine", "min_effective_rank_share", "max_loss_increase", "rule"), "one entry of `rules`"),
     **dict.fromkeys(("sharpen", "smooth"), "a word for an `interval`"),
+    "lengths": "`measure_lengths`, with `predicts` for `predict`",
+    "loss": "`edit_curve` at that one strength",
 }
+ONLY_COMMAND_OF = {"edit": {"data", *ReadingOptions.__annotations__}}
+"""What `edit --loss` runs the model on; the function runs no model."""
 ONLY_FUNCTION = {
     **dict.fromkeys(("arch", "inputs"), "an object of Python"),
     **dict.fromkeys(("progress", "stage"), "a function of Python; the command line shows bars"),
@@ -73,6 +81,7 @@ def of_function(verb: str) -> dict[str, object]:
 @pytest.mark.parametrize("verb", PAIRS)
 def test_a_verb_and_its_function_take_the_same(verb):
     options = {RENAMED.get((verb, name), name) for name in of_command(verb)} - set(ONLY_COMMAND)
+    options -= ONLY_COMMAND_OF.get(verb, set())
     parameters = set(of_function(verb)) - (set(ONLY_FUNCTION) - options)
     assert options == parameters
 

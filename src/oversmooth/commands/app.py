@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from oversmooth.commands.card import card
-from oversmooth.commands.edit import edit
+from oversmooth.commands.edit import edit, edit_curve
 from oversmooth.commands.examples import epilog
 from oversmooth.commands.features import measure, predict
 from oversmooth.commands.finetune import finetune
@@ -45,6 +45,7 @@ for command in (
     card,
     gate,
     edit,
+    edit_curve,
     loss,
     ablate,
     prune,

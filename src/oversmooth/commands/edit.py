@@ -1,16 +1,55 @@
-"""`oversmooth edit`."""
+"""`oversmooth edit` and `edit-curve`: value maps of a checkpoint changed, and what that costs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from oversmooth.commands import completion
-from oversmooth.commands.options import Heads, Json, ModelType, ValueHeads
-from oversmooth.errors import Conflict
+from oversmooth.commands.options import (
+    CsvFile,
+    DataOption,
+    Device,
+    Heads,
+    Json,
+    LossTask,
+    ModelType,
+    TargetArgument,
+    TrustRemoteCode,
+    ValueHeads,
+    embedded_default,
+)
+from oversmooth.commands.reading import reads_data
+from oversmooth.commands.showing import show
+from oversmooth.data.reading import ReadingOptions
+from oversmooth.errors import BadValue, Conflict
 from oversmooth.output.terminal.progress_bars import one_bar
+from oversmooth.output.whole_files import require_writable
+
+Sharpen = Annotated[bool, typer.Option("--sharpen", help="Move the eigenvalues of H into [-1, 0].")]
+Smooth = Annotated[bool, typer.Option("--smooth", help="Move the eigenvalues of H into [0, 1].")]
+Interval = Annotated[tuple[float, float] | None, typer.Option(help="Move the eigenvalues of H into [LOW, HIGH].")]
+ScaleH = Annotated[float | None, typer.Option(help="Multiply H by this number.")]
+FlipNormSigns = Annotated[bool, typer.Option("--flip-norm-signs", help="Negate the weights of the attention's norm.")]
+ChosenLayers = Annotated[str | None, typer.Option(help="Layers to change, such as 6-11,14. Default: all.")]
+ChosenStack = Annotated[str | None, typer.Option(help="Change only this stack: encoder, decoder, text or vision.")]
+BasisOption = Annotated[
+    str, typer.Option(help="orthogonal, or general (moves H less).", autocompletion=completion.values("basis"))
+]
+MaxCondition = Annotated[
+    float | None, typer.Option(help="Largest condition number of a general basis. Default: no limit.")
+]
 
 
+def _interval(sharpen: bool, smooth: bool, interval: tuple[float, float] | None) -> tuple[float, float] | None:
+    """The one interval that was asked for, by whichever name."""
+    asked = [*([(-1.0, 0.0)] if sharpen else []), *([(0.0, 1.0)] if smooth else []), *([interval] if interval else [])]
+    if len(asked) > 1:
+        raise Conflict(["--sharpen", "--smooth", "--interval"])
+    return asked[0] if asked else None
+
+
+@reads_data
 def edit(
     target: Annotated[
         str,
@@ -19,52 +58,131 @@ def edit(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write to; must be new or empty.")],
-    sharpen: Annotated[bool, typer.Option("--sharpen", help="Move the eigenvalues of H into [-1, 0].")] = False,
-    smooth: Annotated[bool, typer.Option("--smooth", help="Move the eigenvalues of H into [0, 1].")] = False,
-    interval: Annotated[
-        tuple[float, float] | None, typer.Option(help="Move the eigenvalues of H into [LOW, HIGH].")
-    ] = None,
-    scale_h: Annotated[float | None, typer.Option(help="Multiply H by this number.")] = None,
-    flip_norm_signs: Annotated[
-        bool, typer.Option("--flip-norm-signs", help="Negate the weights of the attention's norm.")
+    sharpen: Sharpen = False,
+    smooth: Smooth = False,
+    interval: Interval = None,
+    scale_h: ScaleH = None,
+    flip_norm_signs: FlipNormSigns = False,
+    strength: Annotated[
+        float, typer.Option(help="Above 0 and at most 1: how much of the change is made; see `edit-curve`.")
+    ] = 1.0,
+    layers: ChosenLayers = None,
+    stack: ChosenStack = None,
+    basis: BasisOption = "orthogonal",
+    max_condition: MaxCondition = None,
+    loss: Annotated[
+        bool, typer.Option("--loss", help="Also run the model with and without the change: loss and features.")
     ] = False,
-    layers: Annotated[str | None, typer.Option(help="Layers to change, such as 6-11,14. Default: all.")] = None,
-    stack: Annotated[str | None, typer.Option(help="Change only this stack: encoder, decoder, text or vision.")] = None,
-    basis: Annotated[
-        str, typer.Option(help="orthogonal, or general (moves H less).", autocompletion=completion.values("basis"))
-    ] = "orthogonal",
-    max_condition: Annotated[
-        float | None, typer.Option(help="Largest condition number of a general basis. Default: no limit.")
-    ] = None,
+    data: DataOption = None,
     json: Json = False,
     model_type: ModelType = None,
     n_heads: Heads = None,
     n_kv: ValueHeads = None,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Change the value maps of a checkpoint, write an ordinary checkpoint and show how far each layer moved."""
-    from oversmooth.control.edit import edit as edit_
-    from oversmooth.output.terminal import tables
+    from dataclasses import replace
 
-    asked = [*([(-1.0, 0.0)] if sharpen else []), *([(0.0, 1.0)] if smooth else []), *([interval] if interval else [])]
-    if len(asked) > 1:
-        raise Conflict(["--sharpen", "--smooth", "--interval"])
+    from oversmooth.control.edit import edit as edit_
+    from oversmooth.output.terminal.tables import show_control
+    from oversmooth.output.terminal.worth_tables import show_edit_points
+
+    if data is not None and not loss:
+        raise BadValue("--data", data, "given together with --loss, which runs the model on it")
+    change: dict[str, Any] = {
+        "interval": _interval(sharpen, smooth, interval),
+        "scale_h": scale_h,
+        "flip_norm_signs": flip_norm_signs,
+        "basis": basis,
+        "max_condition": max_condition,
+        "layers": layers,
+        "stack": stack,
+    }
     with one_bar("Writing layers") as progress:
         result = edit_(
             target,
             out,
-            interval=asked[0] if asked else None,
+            **change,
+            strength=strength,
+            model_type=model_type,
+            n_heads=n_heads,
+            n_kv=n_kv,
+            progress=progress,
+        )
+    if loss:
+        from oversmooth.worth.edit_curve import edit_curve as edit_curve_
+
+        with one_bar("Running the model") as progress:
+            cost = edit_curve_(target, data, strengths=(strength,), **change, progress=progress, **reading)
+        result = replace(result, cost=cost)
+    show(result, lambda: show_control(result), json=json)
+    if result.cost is not None and not json:
+        show_edit_points(result.cost)
+
+
+@reads_data
+def edit_curve(
+    target: TargetArgument = None,
+    sharpen: Sharpen = False,
+    smooth: Smooth = False,
+    interval: Interval = None,
+    scale_h: ScaleH = None,
+    flip_norm_signs: FlipNormSigns = False,
+    strengths: Annotated[
+        str, typer.Option(help="Strengths to try, each above 0 and at most 1, with commas.")
+    ] = "0.1,0.25,0.5,0.75,1",
+    layers: ChosenLayers = None,
+    stack: ChosenStack = None,
+    basis: BasisOption = "orthogonal",
+    max_condition: MaxCondition = None,
+    max_loss_increase: Annotated[
+        float, typer.Option(help="An edit is worth it only where the loss grows by no more.")
+    ] = 0.1,
+    data: DataOption = None,
+    task: LossTask = None,
+    device: Device = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the curve as a page.")] = None,
+    json: Json = False,
+    csv: CsvFile = None,
+    trust_remote_code: TrustRemoteCode = False,
+    *,
+    reading: ReadingOptions,
+) -> None:
+    """Show loss and features over the strength of an edit, and whether it is worth it; no checkpoint is written."""
+    from oversmooth.output.terminal.worth_tables import show_edit_curve
+    from oversmooth.worth.edit_curve import edit_curve as edit_curve_
+
+    require_writable(csv, output)
+    with one_bar("Trying strengths") as progress:
+        result = edit_curve_(
+            target or embedded_default(),
+            data,
+            strengths=_numbers(strengths),
+            interval=_interval(sharpen, smooth, interval),
             scale_h=scale_h,
             flip_norm_signs=flip_norm_signs,
             basis=basis,
             max_condition=max_condition,
             layers=layers,
             stack=stack,
-            model_type=model_type,
-            n_heads=n_heads,
-            n_kv=n_kv,
+            max_loss_increase=max_loss_increase,
+            task=task,
+            device=device,
+            trust_remote_code=trust_remote_code,
             progress=progress,
+            **reading,
         )
-    if json:
-        typer.echo(result.to_json(indent=2))
-        return
-    tables.show_control(result)
+    if output is not None:
+        from oversmooth.output.report import write_page
+        from oversmooth.output.report.edit_curve import edit_curve_page
+
+        write_page(edit_curve_page(result), output)
+    show(result, lambda: show_edit_curve(result), json=json, csv=csv)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError as error:
+        raise BadValue("--strengths", text, "numbers with commas between them, such as 0.25,0.5,1") from error

@@ -7,16 +7,24 @@ EXAMPLES = {
     "measure": (
         "oversmooth measure path/to/model --data texts.txt --max-samples 8",
         "oversmooth measure vit_base_patch16_224 --data images/ --metrics all --csv values.csv",
+        "oversmooth measure path/to/model --data texts.txt --lengths 16,32,64,128 --page lengths.html",
     ),
     "predict": ("oversmooth predict path/to/model --max-samples 2 --what-if no_skip --what-if attnscale:0.5",),
     "report": ("oversmooth report path/to/model -o report.html --figures figures",),
     "card": ("oversmooth card analysis.json --name my-model -o card.md",),
-    "compare": ("oversmooth compare before.json path/to/model -o compare.html",),
+    "compare": (
+        "oversmooth compare before.json path/to/model -o compare.html",
+        "oversmooth compare path/to/model sharpened --loss --data texts.txt",
+    ),
     "gate": (
         "oversmooth gate path/to/model --data texts.txt --max-cosine 0.95 --min-effective-rank-share 0.05",
         "oversmooth gate path/to/model --rules gate.toml --against before.json --junit gate.xml",
     ),
-    "edit": ("oversmooth edit path/to/model --sharpen --layers 3-5 --out sharpened",),
+    "edit": (
+        "oversmooth edit path/to/model --sharpen --layers 3-5 --out sharpened",
+        "oversmooth edit path/to/model --sharpen --strength 0.25 --loss --data texts.txt --out gentler",
+    ),
+    "edit_curve": ("oversmooth edit-curve path/to/model --sharpen --layers 3-5 --data texts.txt -o curve.html",),
     "loss": ("oversmooth loss path/to/model --data texts.txt", "oversmooth loss edited --original path/to/model"),
     "ablate": ("oversmooth ablate path/to/model --data texts.txt --max-samples 16 --csv ablation.csv",),
     "prune": (

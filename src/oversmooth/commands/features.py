@@ -1,11 +1,12 @@
 """`oversmooth measure` and `predict`: what a model does when it runs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from oversmooth.commands import completion
+from oversmooth.commands.lengths import Lengths, LengthsPage, over_lengths
 from oversmooth.commands.options import (
     Base,
     CsvFile,
@@ -20,6 +21,7 @@ from oversmooth.commands.options import (
     embedded_default,
 )
 from oversmooth.commands.reading import reads_data
+from oversmooth.commands.showing import show
 from oversmooth.data.reading import ReadingOptions
 from oversmooth.output.terminal.progress_bars import one_bar
 from oversmooth.output.whole_files import require_writable
@@ -51,6 +53,8 @@ def measure(
             autocompletion=completion.values("prefix_tokens"),
         ),
     ] = "keep",
+    lengths: Lengths = None,
+    page: LengthsPage = None,
     device: Device = None,
     dtype: RunDtype = None,
     offload: Offload = None,
@@ -66,31 +70,38 @@ def measure(
     from oversmooth.measurement.metrics import DEFAULT_METRICS
     from oversmooth.output.terminal import tables
 
-    require_writable(csv, parquet)
+    require_writable(csv, parquet, page)
     names = tuple(metrics.split(",")) if metrics else DEFAULT_METRICS
+    opened: dict[str, Any] = {"base": base, "dtype": dtype, "offload": offload, "device": device}
+    if lengths is not None or page is not None:
+        over_lengths(
+            target,
+            data,
+            lengths,
+            page,
+            json=json,
+            csv=csv,
+            metrics=names,
+            **opened,
+            trust_remote_code=trust_remote_code,
+            **reading,
+        )
+        return
     with one_bar("Measuring sequences") as progress:
         result = measure_(
             target or embedded_default(),
             data,
-            base=base,
-            dtype=dtype,
-            offload=offload,
+            **opened,
             metrics=names,
             at=at if "," not in at else at.split(","),
             prefix_tokens=prefix_tokens,
-            device=device,
             trust_remote_code=trust_remote_code,
             progress=progress,
             **reading,
         )
-    if csv is not None:
-        tables.write_csv(csv, result.rows())
     if parquet is not None:
         tables.write_parquet(parquet, result)
-    if json:
-        typer.echo(result.to_json(indent=2))
-        return
-    tables.show_measurement(result)
+    show(result, lambda: tables.show_measurement(result), json=json, csv=csv)
 
 
 @reads_data
@@ -110,6 +121,8 @@ def predict(
             help="Precision of the theory: float32 or float64.", autocompletion=completion.values("precision")
         ),
     ] = "float32",
+    lengths: Lengths = None,
+    page: LengthsPage = None,
     device: Device = None,
     dtype: RunDtype = None,
     offload: Offload = None,
@@ -121,29 +134,37 @@ def predict(
 ) -> None:
     """Show what the theory predicts for every layer, next to what is measured there, and where they differ."""
     from oversmooth.output.terminal.prediction_tables import show_prediction
-    from oversmooth.output.terminal.tables import write_csv
     from oversmooth.prediction.prediction import predict as predict_
 
-    require_writable(csv)
+    require_writable(csv, page)
+    opened: dict[str, Any] = {"base": base, "dtype": dtype, "offload": offload, "device": device}
+    if lengths is not None or page is not None:
+        over_lengths(
+            target,
+            data,
+            lengths,
+            page,
+            json=json,
+            csv=csv,
+            predicts=True,
+            solve=solve,
+            **opened,
+            trust_remote_code=trust_remote_code,
+            **reading,
+        )
+        return
     with one_bar("Predicting sequences") as progress:
         result = predict_(
             target or embedded_default(),
             data,
-            base=base,
-            dtype=dtype,
-            offload=offload,
+            **opened,
             what_ifs=what_if or (),
             simulate=simulate,
             solve=solve,
             precision=precision,
-            device=device,
             trust_remote_code=trust_remote_code,
             progress=progress,
             **reading,
         )
-    if csv is not None:
-        write_csv(csv, result.head_rows() if heads else result.rows())
-    if json:
-        typer.echo(result.to_json(indent=2))
-        return
-    show_prediction(result, heads=heads)
+    rows = result.head_rows() if heads else None
+    show(result, lambda: show_prediction(result, heads=heads), json=json, csv=csv, rows=rows)

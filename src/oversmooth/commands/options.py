@@ -54,6 +54,13 @@ WhatIfs = Annotated[
         autocompletion=completion.values("what_if"),
     ),
 ]
+LossTask = Annotated[
+    str | None,
+    typer.Option(
+        help="`causal language`, `masked language`, `classification` or `similarity`. Default: what it has a head for.",
+        autocompletion=completion.values("loss_task"),
+    ),
+]
 MaxSamples = Annotated[int | None, typer.Option(help="Stop after this many sequences.", min=1)]
 BatchSize = Annotated[int, typer.Option(help="Sequences per forward pass.", min=1)]
 MaxTokens = Annotated[int, typer.Option(help="Cut longer texts into windows of this many tokens.", min=2)]

@@ -24,7 +24,7 @@ from oversmooth.output.whole_files import require_writable, write_whole
 
 if TYPE_CHECKING:
     from oversmooth.output.report.blocks import Page
-    from oversmooth.results import Analysis
+    from oversmooth.results import Analysis, TaskLoss
 
 Solve = Annotated[
     int,
@@ -102,6 +102,9 @@ def compare(
     base: Base = None,
     data: DataOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("compare.html"),
+    loss: Annotated[
+        bool, typer.Option("--loss", help="Also show the loss of each, beside what it does to features.")
+    ] = False,
     device: Device = None,
     dtype: RunDtype = None,
     offload: Offload = None,
@@ -117,7 +120,32 @@ def compare(
     require_writable(output)
     how = {"base": base, "dtype": dtype, "offload": offload}
     options = {"device": device, "trust_remote_code": trust_remote_code}
-    _put(_pages(targets, how, data, reading, options)[1], output)
+    if loss and any(steps_of(target) for target in targets):
+        raise BadValue("--loss", "a series of checkpoints", "given with models one by one")
+    analyses, page = _pages(targets, how, data, reading, options)
+    if loss:
+        from oversmooth.output.report.compare import compare_page
+
+        page = compare_page(analyses, _losses(targets, how, data, reading, options))
+    _put(page, output)
+
+
+def _losses(
+    targets: list[str], how: dict[str, Any], data: str | None, reading: ReadingOptions, options: dict[str, Any]
+) -> list["TaskLoss | str"]:
+    """The loss of every target, or why it has none; similarities are compared with those of the first."""
+    from oversmooth.errors import OversmoothError
+    from oversmooth.models.opening import open_source
+    from oversmooth.worth.task_loss import task_loss
+
+    found: list[TaskLoss | str] = []
+    for target in targets:
+        try:
+            first, own = (open_source(each, **how) for each in (targets[0], target))
+            found.append(task_loss(own, data, original=first, **options, **reading))
+        except OversmoothError as error:
+            found.append(error.problem)
+    return found
 
 
 def _pages(

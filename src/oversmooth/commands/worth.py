@@ -11,29 +11,23 @@ from oversmooth.commands.options import (
     DataOption,
     Device,
     Json,
+    LossTask,
     TargetArgument,
     TrustRemoteCode,
     embedded_default,
 )
 from oversmooth.commands.reading import reads_data
+from oversmooth.commands.showing import show
 from oversmooth.data.reading import ReadingOptions
 from oversmooth.output.terminal.progress_bars import one_bar
 from oversmooth.output.whole_files import require_writable
-
-Task = Annotated[
-    str | None,
-    typer.Option(
-        help="`causal language`, `masked language`, `classification` or `similarity`. Default: what it has a head for.",
-        autocompletion=completion.values("loss_task"),
-    ),
-]
 
 
 @reads_data
 def loss(
     target: TargetArgument = None,
     data: DataOption = None,
-    task: Task = None,
+    task: LossTask = None,
     original: Annotated[
         str | None, typer.Option(help="The model whose similarities an embedding model is compared with.")
     ] = None,
@@ -58,17 +52,14 @@ def loss(
             progress=progress,
             **reading,
         )
-    if json:
-        typer.echo(result.to_json(indent=2))
-        return
-    show_loss(result)
+    show(result, lambda: show_loss(result), json=json)
 
 
 @reads_data
 def ablate(
     target: TargetArgument = None,
     data: DataOption = None,
-    task: Task = None,
+    task: LossTask = None,
     device: Device = None,
     json: Json = False,
     csv: CsvFile = None,
@@ -77,7 +68,6 @@ def ablate(
     reading: ReadingOptions,
 ) -> None:
     """Remove each attention, feed-forward and block in turn and show what that costs, beside numbers that are cheap."""
-    from oversmooth.output.terminal.tables import write_csv
     from oversmooth.output.terminal.worth_tables import show_ablation
     from oversmooth.worth.ablation import ablate as ablate_
 
@@ -92,12 +82,7 @@ def ablate(
             progress=progress,
             **reading,
         )
-    if csv is not None:
-        write_csv(csv, result.rows())
-    if json:
-        typer.echo(result.to_json(indent=2))
-        return
-    show_ablation(result)
+    show(result, lambda: show_ablation(result), json=json, csv=csv)
 
 
 @reads_data
@@ -120,7 +105,7 @@ def prune(
         float | None, typer.Option(help="Write nothing if the loss grows by more than this.")
     ] = None,
     data: DataOption = None,
-    task: Task = None,
+    task: LossTask = None,
     json: Json = False,
     *,
     reading: ReadingOptions,
@@ -142,7 +127,4 @@ def prune(
             progress=progress,
             **reading,
         )
-    if json:
-        typer.echo(result.to_json(indent=2))
-        return
-    show_pruning(result)
+    show(result, lambda: show_pruning(result), json=json)

@@ -9,14 +9,15 @@ NAME or NAME:SPLIT          a dataset of the `datasets` library, streamed
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from oversmooth.data.dataset_library import load_rows, name_and_split
 from oversmooth.data.json_rows import json_rows
+from oversmooth.data.labels import label_in
 from oversmooth.data.pictures import open_picture, require_usable
 from oversmooth.errors import UnreadableData, first_line, reason_of
 
@@ -53,6 +54,8 @@ class Given:
     """Of all texts without blank margins, where that is known before they are used."""
     empty: int = 0
     """Rows that were left out because they hold nothing, counted while `items` are read."""
+    labels: list[Any] = field(default_factory=list)
+    """The class of every item that was read so far: its folder, or a column; `None` where it has none."""
 
 
 def find_given(data: str, kind: str, *, per_line: bool) -> Given:
@@ -106,12 +109,25 @@ def _folder(path: Path, kind: str, per_line: bool) -> Given:
     if kind == "image":
         if not images:
             raise UnreadableData(str(path), f"images ({', '.join(IMAGE_ENDINGS)})", f"{len(found)} other files")
-        return Given(open_picture(entry, str(entry)) for entry in images)
+        given = Given(iter(()))
+        given.items = _of_files(path, images, given, lambda entry: [open_picture(entry, str(entry))])
+        return given
     texts = [entry for entry in found if entry not in set(images)]
     if not texts:
         raise UnreadableData(str(path), "text files", f"{len(images)} images and nothing else" if images else "nothing")
-    whole = (_read_text(entry) for entry in texts)
-    return Given(part for text in whole for part in (lines(text) if per_line else [text.strip()]) if part)
+    given = Given(iter(()))
+    read = (lambda entry: lines(_read_text(entry))) if per_line else (lambda entry: [_read_text(entry).strip()])
+    given.items = _of_files(path, texts, given, read)
+    return given
+
+
+def _of_files(folder: Path, files: Iterable[Path], given: Given, read: Callable[[Path], list[Any]]) -> Iterator[Any]:
+    """What is in every file, with the name of the folder inside `folder` that it lies in as its class."""
+    for file in files:
+        for item in read(file):
+            if item:
+                given.labels.append(file.parent.name if file.parent != folder else None)
+                yield item
 
 
 def _one_file(path: Path, kind: str, per_line: bool) -> Given:
@@ -225,8 +241,10 @@ def _cells(data: str, kind: str, rows: Iterable[Mapping[str, Any]], column: str,
     for number, row in enumerate(rows):
         value = row.get(column)
         if kind == "text" and _is_text(value):
+            given.labels.append(label_in(row))
             yield str(value).strip()
         elif kind == "image" and _is_picture(value):
+            given.labels.append(label_in(row))
             yield _picture(value, f"{data}, row {number}")
         else:
             given.empty += 1

@@ -54,6 +54,8 @@ class Data:
     origin: str
     """given, built-in, random ids, or batches of the caller's own."""
     parts: tuple[Rows, ...] = field(default=())
+    labels: list[Any] = field(default_factory=list)
+    """The class of every sequence that was given out so far, as it is written; `None` where there is none."""
 
     def facts(self, *, sha256: str, sequences: int, tokens: int, skipped: int) -> DataFacts:
         """What the model was run on; raises `UnknownTokens` where most of it was unknown to the tokenizer."""
@@ -96,7 +98,17 @@ def load_data(
     reader = _Reader(data, model, source, config, reading, trust_remote_code)
     parts = tuple(reader.of_kind(kind) for kind in kinds)
     rows = islice(zip(*(part.rows for part in parts), strict=False), reading.max_samples)
-    return Data(_batched(rows, parts, reading.batch_size), *reader.described(kinds), parts)
+    found = Data(iter(()), *reader.described(kinds), parts)
+    found.batches = _batched(_noting(rows, found), parts, reading.batch_size)
+    return found
+
+
+def _noting(rows: Iterable[tuple[Any, ...]], data: Data) -> Iterator[tuple[Any, ...]]:
+    """The rows, with the class of what each was made from; windows of one text have the class of that text."""
+    for row in rows:
+        known = [part.given.labels for part in data.parts if part.given is not None and part.given.labels]
+        data.labels.append(known[0][-1] if known else None)
+        yield row
 
 
 def _batched(rows: Iterable[tuple[Any, ...]], parts: Sequence[Rows], size: int) -> Iterator[dict[str, Any]]:

@@ -66,6 +66,8 @@ class TextRows:
     length: int
     """Tokens of a window, special ones included."""
     allow_unknown: bool
+    only_beginnings: bool = False
+    """Whether a longer text is cut off, instead of going on in further windows."""
     read: int = 0
     characters_read: int = 0
     characters_used: int = 0
@@ -103,6 +105,9 @@ class TextRows:
         whole = self.tokenizer(text, verbose=False)["input_ids"]
         if len(whole) <= self.length:
             yield list(whole)
+            return
+        if self.only_beginnings:
+            yield list(self.tokenizer(text, truncation=True, max_length=self.length)["input_ids"])
             return
         special = self.tokenizer.num_special_tokens_to_add()
         step = even_step(len(whole) - special, max(self.length - special, 1))

@@ -150,10 +150,10 @@ def _require_same(before: Measurement, after: Measurement) -> None:
 
 
 def _explained(breach: Breach, found: Measurement) -> Breach:
-    """With the part of that block that smooths most."""
+    """With the part of that block that smooths most, as headlines judge it: of tokens at unit length."""
     parts = [
         part
-        for attribution in found.attributions
+        for attribution in found.shown_attributions
         for part in attribution.parts
         if attribution.stack == breach.stack and part.depth == breach.depth
     ]

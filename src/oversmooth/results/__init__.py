@@ -30,6 +30,7 @@ from oversmooth.results.layer_prediction import (
     Statement,
     WhatIfPrediction,
 )
+from oversmooth.results.lengths import LengthChange, LengthCurves, LengthPrediction, LengthValue
 from oversmooth.results.measurement import (
     Attribution,
     DataFacts,
@@ -44,7 +45,7 @@ from oversmooth.results.measurement import (
 )
 from oversmooth.results.prediction import Agreement, DepthPrediction, Prediction
 from oversmooth.results.verification import LayerCheck, Verification
-from oversmooth.results.worth import Ablation, Loss, Predictor, Pruning, Removal, TaskLoss
+from oversmooth.results.worth import Ablation, EditCurve, EditPoint, Loss, Predictor, Pruning, Removal, TaskLoss
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -60,6 +61,8 @@ __all__ = [
     "DataFacts",
     "DepthPrediction",
     "DominatingToken",
+    "EditCurve",
+    "EditPoint",
     "EndOfDepth",
     "FileFacts",
     "FinetuneResult",
@@ -74,6 +77,10 @@ __all__ = [
     "LayerControl",
     "LayerInspection",
     "LayerPrediction",
+    "LengthChange",
+    "LengthCurves",
+    "LengthPrediction",
+    "LengthValue",
     "Loss",
     "Measurement",
     "Missing",

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from oversmooth.results.base import Provenance, Row, SavedResult
 from oversmooth.results.inspection import Spectrum
+from oversmooth.results.worth import EditCurve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class Control(SavedResult):
     layers: tuple[LayerControl, ...]
     out: str | None = None
     """The folder that was written; `None` for a model changed in place."""
+    cost: EditCurve | None = None
+    """Loss and features without and with the change, where they were asked for."""
 
     def rows(self) -> list[Row]:
         """One flat row per layer: how far H moved, and its spectrum before and after."""

@@ -20,7 +20,7 @@ class Breach:
     sub_block: str = ""
     """Which part of that block smooths most; empty where that is not known."""
     sub_block_change: float | None = None
-    """By how much it changes `log(HFC/LFC)`; below 0 it smooths."""
+    """By how much it changes `log(HFC/LFC)` of tokens at unit length; below 0 it smooths."""
 
     @property
     def words(self) -> str:

@@ -137,3 +137,61 @@ class Pruning(SavedResult):
 
     def _title(self) -> str:
         return f"Pruning of {self.provenance.target}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditPoint:
+    """The model with a change of one strength."""
+
+    strength: float
+    """0 is the model as it is."""
+    loss: Loss
+    increase: float
+    """Loss minus that of the model as it is."""
+    moved: float | None
+    """Largest `norm(H' - H) / norm(H)` of a changed layer; `None` where H was zero."""
+    cosine: float | None
+    """Mean cosine between tokens behind the last block."""
+    change: float | None
+    """Of `log(HFC/LFC)` at unit length, from embedding to output; below 0 the model smooths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class EditCurve(SavedResult):
+    """What a change of the value maps does to features, and what it costs, over its strength."""
+
+    kind: ClassVar[str] = "edit curve"
+    provenance: Provenance
+    data: DataFacts
+    task: str
+    change_words: str
+    """What is changed, in words."""
+    max_loss_increase: float
+    points: tuple[EditPoint, ...]
+    """The model as it is first, then by strength."""
+    best: float | None
+    """The largest strength that costs no more than `max_loss_increase` and moves features as meant."""
+    verdict: str
+    """One sentence."""
+
+    def rows(self) -> list[Row]:
+        """One flat row per strength."""
+        return [
+            {
+                "strength": point.strength,
+                "loss": point.loss.loss,
+                "increase": point.increase,
+                "perplexity": point.loss.perplexity,
+                "accuracy": point.loss.accuracy,
+                "cosine": point.cosine,
+                "change": point.change,
+                "moved": point.moved,
+            }
+            for point in self.points
+        ]
+
+    def __repr__(self) -> str:
+        return f"<EditCurve of {self.provenance.target}: {self.change_words}, {len(self.points) - 1} strengths>"
+
+    def _title(self) -> str:
+        return f"{self.change_words}: {self.provenance.target}"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from oversmooth.data.batches import Batch, prepare, run_checked
+from oversmooth.data.labels import class_number
 from oversmooth.data.reading import Reading, ReadingOptions
 from oversmooth.errors import NoData, WrongBatch
 from oversmooth.measurement.passes import LiveModel, Seen, open_live
@@ -38,8 +39,9 @@ def task_loss(
     """The loss of a model: `causal language`, `masked language` (seeded masks), `classification`, or `similarity`.
 
     Without `task` it is the one that the checkpoint has a head for. Models without a head are embedding models: their loss
-    is 1 minus the rank correlation of pairwise similarities with those of `original`, which they then need. Classification
-    takes batches with `labels`. Data and other keywords are those of `measure`.
+    is 1 minus the rank correlation of pairwise similarities with those of `original`, which they then need. Classes come
+    from folders, from the column `label` of a table, or from `labels` in batches. Data and other keywords are those of
+    `measure`.
     """
     how = Reading(**reading)
     given = data if data is None or isinstance(data, str) else list(data)
@@ -130,10 +132,13 @@ def _answers(live: LiveModel, task: str, batch: Batch, inputs: Mapping[str, Any]
     if task != "classification":
         return None
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
-    if labels is None:
-        advice = "Give batches with a tensor `labels`: osm.task_loss(model, batches)."
+    if labels is not None:
+        return torch.as_tensor(labels)[:rows]
+    noted = live.data.labels[-rows:]  # those of this batch came last
+    if not noted or None in noted:
+        advice = "Give a folder per class, a table with a column `label`, or batches with a tensor `labels`."
         raise WrongBatch("labels, for the loss of a classifier", "data without any", advice)
-    return torch.as_tensor(labels)[:rows]
+    return torch.tensor([class_number(label, live.config) for label in noted])
 
 
 def _known_only(ids: Tensor, inputs: Mapping[str, Any]) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oversmooth as osm
 from oversmooth.measurement.moments import Moments
 from oversmooth.measurement.steps import STEP_METRICS, Step, undone_by
 
@@ -173,3 +174,32 @@ def test_a_zero_token_has_no_angle_and_its_sequence_no_value():
     x[0, 1] = 0
     _, defined = STEP_METRICS["influence"].on(step(x, tokens(2, 4, 3, seed=1)))
     assert defined.tolist() == [False, True]
+
+
+def test_distances_between_depths_are_those_of_the_models_own_hidden_states():
+    from transformers import LlamaConfig, LlamaModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 99}
+    model = LlamaModel(LlamaConfig(**sizes, num_hidden_layers=3)).eval()
+    ids = torch.randint(3, 99, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    (spans,) = osm.measure(model, [{"input_ids": ids, "attention_mask": mask}], metrics="influence").spans
+    seen = []
+    hooks = [layer.register_forward_hook(lambda module, args, output: seen.append(output)) for layer in model.layers]
+    with torch.no_grad():
+        model(input_ids=ids, attention_mask=mask)
+    for hook in hooks:
+        hook.remove()
+    states = [model.embed_tokens(ids).detach(), *(out[0] if isinstance(out, tuple) else out for out in seen)]
+    assert spans.depths == (0, 1, 2, 3)
+    for i, first in enumerate(states):
+        for j, second in enumerate(states):
+            cosines = torch.nn.functional.cosine_similarity(first, second, dim=-1).clamp(-1, 1)
+            kept = [cosines[row][mask[row].bool()] for row in range(2)]
+            influence = sum((1 - c).mean() for c in kept) / 2
+            angle = sum((c.acos() / torch.pi).mean() for c in kept) / 2
+            assert spans.influence[i][j] == pytest.approx(influence.item(), abs=1e-5)
+            assert spans.angular_distance[i][j] == pytest.approx(angle.item(), abs=1e-3)
+    assert spans.sequences == 2

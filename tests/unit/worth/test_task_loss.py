@@ -99,3 +99,145 @@ def test_a_block_that_does_nothing_costs_nothing_and_has_no_influence():
     (item,) = [item for item in result.removals if (item.layer, item.part) == (1, "block")]
     assert item.increase == pytest.approx(0.0, abs=1e-6)
     assert dict(item.cheap)["influence"] == pytest.approx(0.0, abs=1e-9)
+
+
+# --- masked tokens --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def masked_folder(tmp_path_factory):
+    """A masked language model with a tokenizer of whole words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+    texts = ["the sea is wide", "a ship sails far into the night", "the old sky was calm", "is the sea blue"]
+    words = dict.fromkeys(["[PAD]", "[UNK]", "[MASK]", *(word for text in texts for word in text.split(" "))])
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path_factory.mktemp("masked")
+    special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    torch.manual_seed(0)
+    BertForMaskedLM(BertConfig(**{**SIZES, "vocab_size": len(words)})).eval().save_pretrained(folder)
+    (folder / "texts.txt").write_text("\n".join(texts))
+    return folder
+
+
+def masked_questions(folder, seed=0):
+    from oversmooth.data.reading import Reading
+    from oversmooth.measurement.passes import Seen
+    from oversmooth.worth.task_loss import open_judged, questions
+
+    how = Reading(per_line=True, seed=seed)
+    live, task = open_judged(str(folder), str(folder / "texts.txt"), None, "loss", how)
+    assert task == "masked language"
+    return live, list(questions(live, task, how, Seen()))
+
+
+def test_masked_tokens_are_drawn_from_the_seed_and_asked_for_alone(masked_folder):
+    _, asked = masked_questions(masked_folder)
+    for question in asked:
+        ids, answers = question.inputs["input_ids"], question.answers
+        is_masked = ids == 2
+        assert torch.equal(is_masked, answers != -100)
+        assert (is_masked.sum(1) >= 1).all()
+        assert not torch.isin(answers[is_masked], torch.tensor([0, 1, 2])).any()
+        assert not is_masked[question.inputs["attention_mask"] == 0].any()
+    again, other = masked_questions(masked_folder)[1], masked_questions(masked_folder, seed=1)[1]
+    assert torch.equal(asked[0].answers, again[0].answers)
+    assert not torch.equal(asked[0].answers, other[0].answers)
+
+
+def test_the_loss_of_masked_tokens_is_the_models_own(masked_folder):
+    live, asked = masked_questions(masked_folder)
+    with torch.no_grad():
+        own = [live.model(**question.inputs, labels=question.answers).loss for question in asked]
+    found = osm.task_loss(str(masked_folder), str(masked_folder / "texts.txt"), per_line=True)
+    assert found.task == "masked language"
+    assert found.found.loss == pytest.approx(own[0].item(), rel=1e-5)
+    assert found.counted == int((asked[0].answers != -100).sum())
+    assert found.found.perplexity == pytest.approx(own[0].exp().item(), rel=1e-5)
+
+
+def test_blocks_of_a_masked_language_model_are_chosen_by_the_loss_of_the_same_masks(masked_folder, tmp_path):
+    texts = str(masked_folder / "texts.txt")
+    result = osm.prune(masked_folder, tmp_path / "out", texts, budget=0.5, by="loss", per_line=True)
+    costs = {
+        item.layer: item.loss
+        for item in osm.ablate(str(masked_folder), texts, per_line=True, parts=("block",)).removals
+    }
+    assert result.removed == (min(costs, key=costs.get),)
+    assert result.after.loss == pytest.approx(min(costs.values()), rel=1e-5)
+
+
+def test_masks_need_a_tokenizer(masked_folder):
+    from transformers import BertForMaskedLM
+
+    model = BertForMaskedLM.from_pretrained(masked_folder)
+    with pytest.raises(WrongBatch, match="a tokenizer with a mask token"):
+        osm.task_loss(model, FEW[:1])
+
+
+# --- classes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    sizes = {key: value for key, value in SIZES.items() if key != "vocab_size"}
+    config = ViTConfig(
+        **sizes, image_size=16, patch_size=4, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1}
+    )
+    folder = tmp_path_factory.mktemp("classifier")
+    ViTForImageClassification(config).eval().save_pretrained(folder / "model")
+    return folder
+
+
+def pictures(folder, names):
+    from PIL import Image
+
+    for number, name in enumerate(names):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(0, 255, (16, 16, 3), generator=torch.Generator().manual_seed(number)).byte().numpy()
+        Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return str(folder)
+
+
+PIXELS = {"size": 16, "mean": 0.5, "std": 0.5}
+
+
+def test_classes_of_pictures_are_the_names_of_their_folders(classifier, tmp_path):
+    names = ["dog", "cat", "dog", "dog", "cat"]
+    folder = pictures(tmp_path / "named", names)
+    found = osm.task_loss(str(classifier / "model"), folder, batch_size=2, **PIXELS)
+    numbered = pictures(tmp_path / "numbered", [str(int(name == "dog")) for name in names])
+    assert (found.task, found.counted) == ("classification", 5)
+    assert found.found.loss == pytest.approx(
+        osm.task_loss(str(classifier / "model"), numbered, **PIXELS).found.loss, rel=1e-5
+    )
+    swapped = pictures(tmp_path / "swapped", ["cat" if name == "dog" else "dog" for name in names])
+    other = osm.task_loss(str(classifier / "model"), swapped, **PIXELS)
+    assert other.found.accuracy == pytest.approx(1 - found.found.accuracy)
+
+
+def test_classes_of_a_table_are_its_column_label(classifier, tmp_path):
+    import json
+
+    folder = pictures(tmp_path / "named", ["dog", "cat", "dog"])
+    files = sorted((tmp_path / "named").rglob("*.png"))
+    rows = [{"image": {"path": str(file)}, "label": int(file.parent.name == "dog")} for file in files]
+    table = tmp_path / "rows.jsonl"
+    table.write_text("\n".join(json.dumps({**row, "image": {"bytes": None, **row["image"]}}) for row in rows))
+    of_folder = osm.task_loss(str(classifier / "model"), folder, **PIXELS)
+    of_table = osm.task_loss(str(classifier / "model"), str(table), **PIXELS)
+    assert of_table.found.loss == pytest.approx(of_folder.found.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"), [(["."], "data without any"), (["horse"], "the class 'horse'"), (["7"], "the class '7'")]
+)
+def test_pictures_without_a_class_that_the_model_knows_are_refused(classifier, names, words, tmp_path):
+    with pytest.raises(WrongBatch, match=words):
+        osm.task_loss(str(classifier / "model"), pictures(tmp_path / "data", names), **PIXELS)

@@ -4,7 +4,7 @@ from rich.markup import escape
 
 from oversmooth.output.numbers import format_cell
 from oversmooth.output.terminal.tables import new_table, open_console, show_data
-from oversmooth.results.worth import Ablation, Loss, Pruning, TaskLoss
+from oversmooth.results.worth import Ablation, EditCurve, Loss, Pruning, TaskLoss
 
 SHOWN = ("influence", "contribution", "ceiling", "influence_differing", "smoothing_change")
 
@@ -62,3 +62,24 @@ def show_pruning(result: Pruning) -> None:
     console.print(f"before, {loss_words(result.task, result.before)}")
     console.print(f"after, {loss_words(result.task, result.after)}")
     console.print(f"Written to {escape(result.out)}", soft_wrap=True)
+
+
+def show_edit_curve(result: EditCurve) -> None:
+    console = open_console()
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_data(console, result.data, "")
+    console.print(f"{escape(result.change_words)}; {loss_words(result.task, result.points[0].loss)} as it is")
+    show_edit_points(result)
+
+
+def show_edit_points(result: EditCurve) -> None:
+    """Loss and features over strength, and what they say."""
+    console = open_console()
+    table = new_table()
+    for name in ("strength", "loss", "grows by", "mean cosine", "log(HFC/LFC) changes by", "H moved"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for point in result.points:
+        numbers = (format_cell(point.cosine), format_cell(point.change), format_cell(point.moved))
+        table.add_row(f"{point.strength:g}", f"{point.loss.loss:.4f}", f"{point.increase:+.4f}", *numbers)
+    console.print(table)
+    console.print(result.verdict)
