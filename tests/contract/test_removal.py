@@ -10,10 +10,9 @@ from oversmooth.models.live import call_model
 from oversmooth.models.opening import open_source
 from tests.contract.tiny_models import ALL, tiny_model
 
-REFUSED = ()
-"""Families whose blocks are no modules that are called."""
-REFUSED_PARTS = ()
-QUICK = ("bert", "gpt2", "llama", "vit", "dinov2", "t5", "gemma2", "gptj", "timm_vit", "torch_encoder")
+REFUSED = ("torch-attention-stack",)
+"""Models whose blocks are no modules that take the stream and return it."""
+QUICK = ("bert", "gpt2", "llama", "vit", "dinov2", "t5", "gemma2", "gptj", "timm-vit", "torch-encoder")
 
 
 def seen_without(model, inputs, part):
@@ -47,7 +46,7 @@ def require_nothing_added(case, part):
 
 
 @pytest.mark.parametrize("part", ["attention", "feed-forward", "block"])
-@pytest.mark.parametrize("case", [case for case in ALL if case in QUICK])
+@pytest.mark.parametrize("case", QUICK)
 def test_a_part_that_was_taken_out_adds_nothing(case, part):
     require_nothing_added(case, part)
 
@@ -56,10 +55,6 @@ def test_a_part_that_was_taken_out_adds_nothing(case, part):
 @pytest.mark.parametrize("part", ["attention", "feed-forward", "block"])
 @pytest.mark.parametrize("case", [case for case in ALL if case not in (*QUICK, *REFUSED)])
 def test_a_part_that_was_taken_out_adds_nothing_in_any_family(case, part):
-    if (case, part) in REFUSED_PARTS:
-        with pytest.raises(CannotControl, match="nothing shows the stream"):
-            require_nothing_added(case, part)
-        return
     require_nothing_added(case, part)
 
 

@@ -21,10 +21,7 @@ PAIRS = {
     "report": osm.analyze,
     "gate": osm.gate,
     "edit": osm.edit,
-    "edit-curve": osm.edit_curve,
     "loss": osm.task_loss,
-    "ablate": osm.ablate,
-    "prune": osm.prune,
 }
 """Each verb, and the function that does the same."""
 

@@ -48,7 +48,8 @@ def test_the_mix_is_cut_to_the_largest_singular_values_of_heads_that_share_value
 
 def test_heads_as_wide_as_the_model_hold_the_whole_mix():
     old = weights_of("bert")
-    wide = replace(old, w_v=torch.randn(1, old.d_model, old.d_model), w_o=torch.randn(old.d_model, 1, old.d_model))
+    sizes = {"w_v": torch.randn(1, old.d_model, old.d_model), "w_o": torch.randn(old.d_model, 1, old.d_model)}
+    wide = replace(old, **sizes, b_v=None)
     new = other(wide)
     expected = 0.5 * maps(wide) + 0.5 * maps(new)
     torch.testing.assert_close(maps(mixed_weights(wide, new, 0.5)), expected, rtol=1e-3, atol=1e-4)
