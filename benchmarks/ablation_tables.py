@@ -21,7 +21,7 @@ from oversmooth.worth.ablation import ablate
 
 MODELS = Path(os.environ.get("OVERSMOOTH_MODELS", "models"))
 DATA = Path(os.environ.get("OVERSMOOTH_DATA", "data"))
-SIZES = {"minilm": (32, 64), "smollm2": (16, 48), "dinov2": (16, 64)}
+SIZES = {"minilm": (32, 64), "smollm2": (8, 48), "dinov2": (16, 64)}
 """Sequences, and tokens of each at most."""
 PICTURES = {"size": 256, "crop": 224, "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 """As DINOv2 was evaluated; its config alone would mean 518 pixels, which is 1370 tokens."""

@@ -64,15 +64,14 @@ class HeadNumbers:
 
 def head_numbers(attention: Float[Tensor, "head query key"]) -> HeadNumbers:
     """All numbers of every head, from maps whose rows sum to one."""
-    # Entries of exactly zero contribute nothing; the smallest number keeps their logarithm finite.
-    entropy = -(attention * attention.clamp(min=torch.finfo(attention.dtype).tiny).log()).sum(-1).clamp(max=0)
-    seen = (attention > 0).sum(-1)
+    entropy = torch.special.entr(attention).sum(-1).clamp(min=0)
+    seen = attention.count_nonzero(-1)
     sees_several = seen > 1
     relative = torch.where(sees_several, entropy / seen.clamp(min=2).log(), 0.0)
     received = attention.mean(1)
     sink = received.max(-1)
-    squares = attention.square().sum((1, 2))
-    fourth = (attention.mT @ attention).square().sum((1, 2))
+    squares = torch.linalg.matrix_norm(attention).square()
+    fourth = torch.linalg.matrix_norm(attention.mT @ attention).square()
     return HeadNumbers(
         attention_entropy=(relative.sum(-1) / sees_several.sum(-1).clamp(min=1)).clamp(max=1),
         effective_tokens=entropy.exp().mean(-1),

@@ -76,6 +76,8 @@ class SpanGatherer:
     tokens: int = 0
     """Largest number of tokens that was used of a sequence."""
     sequences: int = 0
+    _last: tuple[int, Moments] | None = None
+    """The stream where it stands; only what leaves a block is kept."""
     _states: dict[int, Float[Tensor, "batch few d_model"]] = field(default_factory=dict)
     _kept: Float[Tensor, "batch few"] | None = None
     _order: tuple[int, ...] = ()
@@ -84,14 +86,26 @@ class SpanGatherer:
 
     def see(self, depth: int, moments: Moments) -> None:
         """The stream as it stands at a depth; the last call of a depth counts."""
+        if self._last is not None and self._last[0] != depth:
+            self._leave()
+        self._last = (depth, moments)
+
+    def _leave(self) -> None:
+        """Keeps the last state of a depth."""
+        if self._last is None:
+            return
+        (depth, moments), self._last = self._last, None
         batch, span, d_model = moments.x.shape
         few = max(1, min(span, SPAN_NUMBERS // (batch * d_model * self.depths)))
-        columns = torch.linspace(0, span - 1, few, device=moments.x.device).round().long()
+        columns: slice | Tensor = slice(None)
+        if few < span:
+            columns = torch.linspace(0, span - 1, few, device=moments.x.device).round().long()
         self._states[depth] = moments.x[:, columns] * moments.inverse_norms[:, columns, None]
         self._kept = moments.mask[:, columns]
 
     def finish(self) -> None:
         """Adds the distances of a batch that is complete."""
+        self._leave()
         if len(self._states) < 2 or self._kept is None:
             return
         self._order = order = tuple(sorted(self._states))
@@ -110,7 +124,7 @@ class SpanGatherer:
         self._states = {}
 
     def begin(self) -> None:
-        self._states = {}
+        self._states, self._last = {}, None
 
     def result(self) -> SpanDistances | None:
         if self._angles is None or self._influences is None or not self.sequences:

@@ -163,7 +163,16 @@ class Moments:
         x[rows, self.largest], mask[rows, self.largest], norms[rows, self.largest] = 0, 0, 0
         others = Moments(self.h, self.keep, x, mask, self.n - 1)
         others.__dict__["norms"] = norms
+        if "gram" in self.__dict__ and x.shape[1] <= x.shape[2]:
+            kept = (mask[:, :, None] * mask[:, None]).to(self.gram.device).bool()
+            others.__dict__["gram"] = self.gram.masked_fill(~kept, 0)
         return others
+
+    @cached_property
+    def gram(self) -> Float[Tensor, "batch small small"]:
+        """The smaller of X X^T and X^T X, in float64."""
+        x = in_float64(self.x)
+        return x @ x.mT if x.shape[1] <= x.shape[2] else x.mT @ x
 
     @cached_property
     def singular_values(self) -> Float[Tensor, "batch rank"]:
@@ -172,11 +181,11 @@ class Moments:
         Squaring loses half of the 16 digits: singular values below about 1e-8 of the largest are noise. Hidden states
         in float32 have no more digits than that.
         """
-        x = in_float64(self.x)
-        gram = x @ x.mT if x.shape[1] <= x.shape[2] else x.mT @ x
         # One NaN would make eigvalsh refuse the whole batch; `is_finite` marks that sequence as having no value.
-        finite = self.is_finite.to(x.device)[:, None, None]
-        return torch.linalg.eigvalsh(gram.masked_fill(~finite, 0)).clamp(min=0).sqrt().to(self.x.device, self.x.dtype)
+        finite = self.is_finite.to(self.gram.device)[:, None, None]
+        return (
+            torch.linalg.eigvalsh(self.gram.masked_fill(~finite, 0)).clamp(min=0).sqrt().to(self.x.device, self.x.dtype)
+        )
 
 
 def weighted_sum(

@@ -48,21 +48,23 @@ class Step:
         return self.after.unit - self.before.unit
 
     @cached_property
-    def turn_lengths(self) -> Float[Tensor, "batch span"]:
-        return torch.linalg.vector_norm(self.turn, dim=-1)
+    def turns_squared(self) -> Float[Tensor, "batch span"]:
+        """|u'_i - u_i|^2 = (|f_i|^2 - (|x'_i| - |x_i|)^2) / (|x_i| |x'_i|), which needs no tokens at length one.
+
+        Unlike 2 - 2 cos it is small where f is small: rounding leaves a share of |f|, not of 1.
+        """
+        along = self.after.norms - self.before.norms
+        across = (self.added_norms - along) * (self.added_norms + along)
+        return across.clamp(min=0) * self.before.inverse_norms * self.after.inverse_norms
 
     @cached_property
     def influence(self) -> PerSequence:
-        return self.mean(self.turn_lengths.square() / 2)
-
-    @cached_property
-    def added(self) -> Float[Tensor, "batch span d_model"]:
-        """f_i = x'_i - x_i."""
-        return self.after.x - self.before.x
+        return self.mean(self.turns_squared / 2)
 
     @cached_property
     def added_norms(self) -> Float[Tensor, "batch span"]:
-        return torch.linalg.vector_norm(self.added, dim=-1)
+        """|f_i|, f_i = x'_i - x_i."""
+        return torch.linalg.vector_norm(self.after.x - self.before.x, dim=-1)
 
     @cached_property
     def sizes(self) -> Float[Tensor, "batch span"]:
@@ -141,7 +143,7 @@ def influence(step: Step) -> PerSequence:
 @_step_metric("mean over i of arccos(cos(x_i, x'_i)) / pi")
 def angular_distance(step: Step) -> PerSequence:
     """The angle itself, as a share of half a turn: 0 for the identity, 1 for a flip of signs."""
-    return step.mean((step.turn_lengths / 2).clamp(max=1).asin() * (2 / math.pi))
+    return step.mean((step.turns_squared.sqrt() / 2).clamp(max=1).asin() * (2 / math.pi))
 
 
 @_step_metric("mean over i of |f_i| / |x_i|")
@@ -153,8 +155,10 @@ def contribution(step: Step) -> PerSequence:
 @_step_metric("mean over i of cos(f_i, x_i)", f"{_NO_ANGLE}, or nothing is added to it")
 def alignment(step: Step) -> PerSequence:
     """Whether what is added points along the stream (1), across it (0) or against it (-1)."""
-    along = (step.added * step.before.unit).sum(-1)
-    cosines = torch.where(step.before.mask > 0, along / step.added_norms, 0.0)
+    before, after, added = step.before.norms, step.after.norms, step.added_norms
+    # 2 f . x = |x'|^2 - |x|^2 - |f|^2
+    along = ((after - before) * (after + before) - added.square()) / 2
+    cosines = torch.where(step.before.mask > 0, (along * step.before.inverse_norms / added).clamp(-1, 1), 0.0)
     return step.mean(cosines)
 
 
@@ -195,5 +199,5 @@ STEP_METRICS[UNDONE.name] = UNDONE
 
 def undone_by(first: Step, second: Step) -> tuple[Tensor, Tensor]:
     """Which share of a step the next one takes back: 1 if all of it, 0 if none, below 0 where it goes on the same way."""
-    raw = -(first.turn * second.turn).sum((1, 2)) / first.turn_lengths.square().sum(1)
+    raw = -torch.linalg.vecdot(first.turn.flatten(1), second.turn.flatten(1)) / first.turns_squared.sum(1)
     return raw, raw.isfinite() & first.is_angular & second.is_angular

@@ -128,7 +128,7 @@ def _curves(
 ) -> LengthCurves:
     last = measured[-1]
     data = live.data.facts(
-        sha256=last.data.sha256, sequences=last.data.sequences, tokens=last.data.tokens, skipped=texts.left_out
+        sha256=last.data.sha256, sequences=last.data.sequences, tokens=last.data.tokens, skipped=last.data.skipped
     )
     found = LengthCurves(
         provenance=last.provenance,

@@ -116,4 +116,4 @@ def rank_correlation_of(a: Float[Tensor, " pair"], b: Float[Tensor, " pair"]) ->
     x, y = (torch.tensor(rankdata(numbers.numpy())) for numbers in (a, b))
     x, y = x - x.mean(), y - y.mean()
     sizes = x.norm() * y.norm()
-    return float(x @ y / sizes) if sizes > 0 else 0.0
+    return max(-1.0, min(1.0, float(x @ y / sizes))) if sizes > 0 else 0.0
