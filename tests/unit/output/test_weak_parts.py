@@ -93,6 +93,6 @@ def test_sinks_and_idle_heads_are_counted_in_words():
     heads = [head(), head(sink=0.6), head(sink=0.9, entropy=0.01, sink_position=3), head(sink=0.5), head(entropy=0.99)]
     assert attention_words(heads) == (
         "3 of 5 heads give more than 0.3 of their attention to one position, 2 of them at position 0. "
-        "1 look at hardly more than one token, 1 at all tokens nearly alike."
+        "1 looks at hardly more than one token, 1 at all tokens nearly alike."
     )
     assert attention_words([head()]).startswith("0 of 1 heads give more than 0.3 of their attention to one position.")

@@ -39,7 +39,8 @@ def attention_words(heads: Sequence[HeadAttention]) -> str:
         ((position, count),) = Counter(head.sink_position for head in sinks).most_common(1)
         where = f", {'all' if count == len(sinks) else f'{count} of them'} at position {position}"
     first = f"{len(sinks)} of {len(heads)} heads give more than {SINK} of their attention to one position{where}."
-    return f"{first} {collapsed} look at hardly more than one token, {uniform} at all tokens nearly alike."
+    look = "looks" if collapsed == 1 else "look"
+    return f"{first} {collapsed} {look} at hardly more than one token, {uniform} at all tokens nearly alike."
 
 
 def _maps(stack: str, heads: Sequence[HeadAttention]) -> Pair:
