@@ -22,6 +22,7 @@ from oversmooth.control.projection import Form, kept_weights, with_constant_kept
 from oversmooth.control.selection import Chosen, Layers, choose, heads_of, require_matrices, require_plain
 from oversmooth.errors import BadValue, CannotControl, Conflict, HeadsUnknown, NothingChosen, NotSupported
 from oversmooth.models.canonical import AttentionWeights
+from oversmooth.models.declaration import norm_offset
 from oversmooth.models.forgotten_bake import holds_an_eigenbasis
 from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
@@ -203,7 +204,7 @@ def changed_tensors(
             found[each.block.output.bias] = new.b_o.to(read(each.block.output.bias).dtype)
     if change.flips_norms:
         name = each.block.norms[flipped_norm(each.block.norms)].weight
-        offset = 2.0 if each.stack.arch.norm == "rms+1" else 0.0
+        offset = 2 * norm_offset(each.stack.arch.norm)
         found[name] = -read(name) - offset
     return found
 

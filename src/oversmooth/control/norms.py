@@ -10,6 +10,7 @@ from oversmooth.control.selection import Chosen
 from oversmooth.control.token_scale import TokenScale
 from oversmooth.errors import CannotControl
 from oversmooth.models.canonical import AttentionWeights
+from oversmooth.models.declaration import norm_offset
 from oversmooth.models.stores.module import ModuleStore
 
 SIGNED_NORMS = ("attn_norm", "attn_branch_norm")
@@ -70,7 +71,7 @@ def keep_norms_positive(each: Chosen, store: ModuleStore) -> int:
         if ours(owner, tensor):
             continue
         weight = getattr(owner, tensor)
-        offset = 1.0 if each.stack.arch.norm == "rms+1" else 0.0
+        offset = norm_offset(each.stack.arch.norm)
         changed += int((weight.detach().float() + offset < 0).sum())
         put_on(owner, tensor, PositiveNorm(weight, offset))
     return changed

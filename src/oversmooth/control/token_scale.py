@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from oversmooth.models.declaration import NormKind
+from oversmooth.models.declaration import NormKind, norm_offset
 from oversmooth.models.norms import epsilon_of, token_scales
 
 QUANTILE = 0.02
@@ -65,7 +65,7 @@ class TokenScale(nn.Module):
         weight = getattr(norm, "weight", None)
         if weight is None:
             return quantile / self.largest_gain
-        largest = (weight.detach().float() + (1.0 if self.kind == "rms+1" else 0.0)).abs().max()
+        largest = (weight.detach().float() + norm_offset(self.kind)).abs().max()
         return quantile / (largest * self.largest_gain)
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from oversmooth.errors import ConfigMismatch, HeadsUnknown
-from oversmooth.models.declaration import Arch, Gain, Residual
+from oversmooth.models.declaration import Arch, Gain, Residual, norm_centres, norm_offset
 from oversmooth.models.resolve import BlockNames, TensorNames
 from oversmooth.models.sizes import Sizes
 from oversmooth.models.stored import (
@@ -238,11 +238,12 @@ def _head_sizes(arch: Arch, sizes: Sizes, block: BlockNames, value: Tensor, inne
 
 
 def _norm(arch: Arch, names: TensorNames, width: int, read: Read) -> Norm:
+    kind: Literal["layer", "rms"] = "layer" if norm_centres(arch.norm) else "rms"
     if not names.weight:
-        return Norm(kind="layer" if arch.norm == "layer" else "rms", weight=torch.ones(width))
+        return Norm(kind=kind, weight=torch.ones(width))
     weight = read_vector(names.weight, width, read)
-    if arch.norm == "rms+1":
+    if offset := norm_offset(arch.norm):
         wide = torch.promote_types(weight.dtype, torch.float32)  # bfloat16 cannot hold 1 + small
-        weight = weight.to(wide) + 1.0  # stored as an offset from one
+        weight = weight.to(wide) + offset  # stored as an offset from one
     bias = read_vector(names.bias, width, read) if names.bias else None
-    return Norm(kind="layer" if arch.norm == "layer" else "rms", weight=weight, bias=bias)
+    return Norm(kind=kind, weight=weight, bias=bias)

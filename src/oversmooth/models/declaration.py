@@ -13,7 +13,19 @@ from oversmooth.models.config_fields import flag
 
 Fused = Literal["stacked", "grouped", "key_value"]
 Residual = Literal["pre", "post", "sandwich", "parallel"]
-NormKind = Literal["layer", "rms", "rms+1"]
+NormKind = Literal["layer", "rms", "layer+1", "rms+1"]
+"""`+1`: the weight is stored as an offset from one."""
+
+
+def norm_offset(kind: NormKind) -> float:
+    """What is added to the stored weight of a norm."""
+    return 1.0 if kind.endswith("+1") else 0.0
+
+
+def norm_centres(kind: NormKind) -> bool:
+    """Whether a norm subtracts the mean."""
+    return kind.startswith("layer")
+
 
 NORM_ROLES = (
     *("attn_norm", "latent_norm", "inner_norm", "attn_branch_norm"),

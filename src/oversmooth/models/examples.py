@@ -17,7 +17,7 @@ from oversmooth.models.inputs import EXAMPLE_TOKENS, example_inputs
 from oversmooth.models.transformers_examples import transformers_examples
 
 SEQUENCES = 3
-SIDES = (224, 32, 64, 256)
+SIDES = (224, 32, 64, 256, 192)
 """Sides of square images that are tried where nothing says the size."""
 SIDE_NAMES = ("img_size", "image_size", "input_size", "input_resolution")
 
@@ -52,6 +52,9 @@ def _firsts(model: nn.Module, generator: torch.Generator) -> Iterator[Tensor]:
     size: Sequence[int] = (declared.get("input_size") if isinstance(declared, Mapping) else None) or ()
     if len(size) == 3:
         yield torch.randn(1, *size, generator=generator)
+    if hasattr(model, "patch_embed"):
+        for height, width in _sides(model):
+            yield torch.randn(1, 3, height, width, generator=generator)
     for part in model.modules():
         if isinstance(part, nn.Embedding):
             yield torch.randint(0, part.num_embeddings, (SEQUENCES, EXAMPLE_TOKENS), generator=generator)

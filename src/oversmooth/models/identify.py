@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from oversmooth.environment import plugins
 from oversmooth.errors import AdapterMismatch
-from oversmooth.models.declaration import NORM_ROLES, Arch, Paths
+from oversmooth.models.declaration import NORM_ROLES, Arch, Paths, norm_centres
 from oversmooth.models.families import ARCHITECTURES
 from oversmooth.models.resolve import resolve
 
@@ -77,7 +77,7 @@ def _tensors_explained(arch: Arch, names: Collection[str]) -> set[str]:
     found = {role for block in blocks for role in block.norms}
     if not {role for role in NORM_ROLES if getattr(arch.paths, role)} <= found:
         return set()
-    if arch.norm != "layer" and any(norm.bias for block in blocks for norm in block.norms.values()):
+    if not norm_centres(arch.norm) and any(norm.bias for block in blocks for norm in block.norms.values()):
         return set()  # RMS norms have no bias
     if arch.paths.attn_gain and not arch.gain_is_optional and not any(block.gain for block in blocks):
         return set()
@@ -121,7 +121,7 @@ def gguf_form(arch: Arch) -> Arch:
         stored="out_in",
         value_axes="head channel in" if has_latent else arch.value_axes,  # newer files keep values apart from keys
         n_kv=arch.n_kv if has_latent else "config",  # the number is written out, also where there is one
-        norm="rms" if arch.norm == "rms+1" else arch.norm,
+        norm="layer" if norm_centres(arch.norm) else "rms",
         paths=Paths(
             block="blk.{i}",
             v="attn_v_b" if has_latent else "attn_v",

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oversmooth.models.particular_inputs import PARTICULAR
+
 TOKENS = 12
 FRAMES = 4
 BINS = ("num_mel_bins", "feature_projection_input_dim", "feature_size", "input_feat_per_channel", "n_mels", "input_dim")
@@ -35,6 +37,10 @@ class Sizes:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
         return default
+
+    def inside(self, part: str) -> "Sizes":
+        """What the config of a part says."""
+        return Sizes(self.config.get(part) or {}, self.generator)
 
     @property
     def width(self) -> int:
@@ -233,6 +239,8 @@ def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
 def transformers_examples(model: nn.Module, config: Mapping[str, Any], seed: int = 0) -> Iterator[dict[str, Tensor]]:
     """Inputs to try in turn."""
     sizes = Sizes(config, torch.Generator().manual_seed(seed))
+    if (particular := PARTICULAR.get(str(config.get("model_type")))) is not None:
+        yield particular(sizes)
     parameters = inspect.signature(model.forward).parameters
     required = _required(parameters)
     main = str(getattr(model, "main_input_name", "input_ids"))

@@ -28,6 +28,10 @@ class FoundLayer:
     end: Node | None = None
     """The stream after the feed-forward part, where it could be followed."""
 
+    @property
+    def width(self) -> int:
+        return len(self.output.rows)
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Refused:
@@ -58,7 +62,7 @@ def follow_blocks(found: Sequence[FoundLayer], refused: Sequence[Refused], trace
 
 def _form(trace: Trace, layer: FoundLayer) -> None:
     branch = layer.branch
-    after = _reader(trace, branch.total)
+    after = _reader(trace, branch.total, layer.width)
     if branch.norm_before is not None:
         layer.norms["attn_norm"] = branch.norm_before
     if branch.is_parallel or _joined_by_another(branch):
@@ -81,9 +85,9 @@ def _joined_by_another(branch: Branch) -> bool:
     return bool(others) and leads_to(branch.stream, others[0]) and not leads_to(total, others[0])
 
 
-def _reader(trace: Trace, node: Node) -> NormCall | None:
-    """The first norm that reads a tensor."""
-    return next((call for call in trace.norms if call.read is node.root), None)
+def _reader(trace: Trace, node: Node, width: int) -> NormCall | None:
+    """The first norm that reads a tensor as features of a width; not several tokens side by side, as a merger does."""
+    return next((call for call in trace.norms if call.read is node.root and width in call.shape), None)
 
 
 def _only_reader(node: Node, norm: NormCall) -> bool:
@@ -112,12 +116,12 @@ def _next_sum(stream: Node) -> Node | None:
 def _sub_block(trace: Trace, layer: FoundLayer, sub: str, stream: Node, total: Node | None) -> None:
     """The norms of a later sub-block, in the position that the residual form gives them."""
     if layer.residual == "post":
-        norm = None if total is None else _reader(trace, total)
+        norm = None if total is None else _reader(trace, total, layer.width)
     elif layer.residual == "parallel":
         others = (call for call in trace.norms if call.read is layer.branch.stream)
         norm = next((call for call in others if call is not layer.norms.get("attn_norm")), None)
     else:
-        norm = _reader(trace, stream)
+        norm = _reader(trace, stream, layer.width)
     if norm is not None:
         layer.norms[f"{sub}_norm"] = norm
     if layer.residual == "sandwich" and total is not None:

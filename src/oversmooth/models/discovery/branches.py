@@ -105,6 +105,8 @@ def _step(trace: Trace, branch: Branch, current: Node, following: Sequence[Node]
         if summed:  # several branches side by side
             branch.is_parallel = True
             return summed[0].root
+        if use.op in FACTORS and branch.is_parallel:
+            return None  # already in the next block: what was met was the stream
         if use.op in FACTORS:
             where = use.module or "the model"
             words = f"{where} multiplies the output of attention by something that is not constant"
@@ -139,8 +141,14 @@ def _no_sum(trace: Trace, branch: Branch, value: Product, output: Product, curre
 def between_stream_and_values(trace: Trace, value: Product, read: Node) -> Obstacle:
     """What made the features that a value projection reads, where it is no norm of the stream."""
     kind, where = maker_of(trace, read)
+    if kind == "cat":
+        words = f"{where} puts other features or tokens beside the residual stream in front of {value.weight}"
+        return Obstacle(kind="concatenation", where=where, reason=words)
+    if kind == "flip":
+        words = f"cross-attention: {where} reads its values from the sequence beside its own"
+        return Obstacle(kind="cross", where=where, reason=words)
     words = f"{where} ({kind}) stands between the residual stream and the values of {value.weight}"
-    known = ("norm", "convolution", "gate", "batch norm")
+    known = ("norm", "convolution", "gate", "batch norm", "group norm")
     return Obstacle(kind=kind if kind in known else "other", where=where, reason=words)
 
 

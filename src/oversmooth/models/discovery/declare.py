@@ -3,34 +3,16 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from oversmooth.models.declaration import NORM_ROLES, Arch, Paths
 from oversmooth.models.discovery.blocks import FoundLayer, Refused, readers_of
 from oversmooth.models.discovery.graph import Node
-from oversmooth.models.discovery.layout import Layout, layout_of
+from oversmooth.models.discovery.layout import layout_of
 from oversmooth.models.discovery.obstacles import Obstacle
-from oversmooth.models.discovery.spelling import NUMBER, labels_of, relative, shared, spelled, template_of, unnumbered
+from oversmooth.models.discovery.spelling import distinct, labels_of, relative, spelled
+from oversmooth.models.discovery.stacks import Seen, block_of, stacks_of, tails_of
 from oversmooth.models.discovery.trace import Trace
-
-
-@dataclass(eq=False, slots=True)
-class Seen:
-    """One layer with its own weights, and every pass through it."""
-
-    layer: FoundLayer
-    layout: Layout
-    order: list[int] = field(default_factory=list)
-    """Which of all attention layers it was, each time it ran."""
-
-    @property
-    def name(self) -> str:
-        return self.layer.output.weight
-
-    @property
-    def module(self) -> str:
-        return self.layer.mixings[0].module
 
 
 def declared(
@@ -45,78 +27,14 @@ def declared(
             continue
         one = seen.setdefault((layer.value.weight, layer.output.weight), Seen(layer, layout))
         one.order.append(order)
-    stacks = _stacks(list(seen.values()), [one.module for one in refused])
-    labels = labels_of([template for template, _ in stacks])
+    stacks = stacks_of(list(seen.values()), [one.module for one in refused])
+    labels = labels_of(
+        distinct([template for template, _ in stacks], [tails_of(members[0])[1] for _, members in stacks])
+    )
     return tuple(
         _arch(trace, template, members, label, f"{name}.{label}" if label else name, kind)
         for (template, members), label in zip(stacks, labels, strict=True)
     )
-
-
-# --- stacks ---------------------------------------------------------------------------------------------------------
-
-Stacked = tuple[str, list[Seen]]
-"""Path of the block with `{i}` (or the listed paths of blocks without a number), and its layers."""
-
-
-def _stacks(seen: Sequence[Seen], refused: Collection[str]) -> list[Stacked]:
-    alike: dict[tuple[object, ...], list[Seen]] = {}
-    for one in seen:
-        alike.setdefault((unnumbered(one.name), _kind(one)), []).append(one)
-    forms = Counter(unnumbered(one.name) for one in seen)
-    found: list[Stacked] = []
-    listed: dict[tuple[object, ...], list[Seen]] = {}
-    for (form, kind), members in alike.items():
-        numbers = [NUMBER.findall(member.name) for member in members]
-        varying = [place for place in range(len(numbers[0])) if len({number[place] for number in numbers}) > 1]
-        if not varying and numbers[0] and forms[str(form)] == len(members):
-            varying = [0]
-        if varying:
-            stages: dict[tuple[str, ...], list[Seen]] = {}
-            for member, number in zip(members, numbers, strict=True):
-                outer = tuple(value for place, value in enumerate(number) if place != varying[-1])
-                stages.setdefault(outer, []).append(member)
-            for group in stages.values():
-                template = template_of(group[0].name, varying[-1])
-                if _is_exact(template, group, seen, set(refused) - {one.module for one in seen}):
-                    found.append((template, group))
-                else:
-                    listed.setdefault((_tails(group[0]), kind, template), []).extend(group)
-        else:
-            listed.setdefault((_tails(members[0]), kind), []).extend(members)
-    found += [(",".join(_block_of(member) for member in members), members) for members in listed.values()]
-    return sorted(found, key=lambda stack: stack[1][0].order[0])
-
-
-def _is_exact(template: str, group: Sequence[Seen], seen: Sequence[Seen], refused: Collection[str]) -> bool:
-    """Whether a template means the blocks of a group and no others, such as one whose attention is refused."""
-    pattern = re.compile(re.escape(template).replace(r"\{i\}", r"\d+") + r"\.")
-    has_others = any(pattern.match(other) and unnumbered(other) == unnumbered(group[0].module) for other in refused)
-    return not has_others and sum(1 for one in seen if pattern.match(one.name)) == len(group)
-
-
-def _kind(one: Seen) -> tuple[object, ...]:
-    """What all blocks of one stack have in common."""
-    layout, residual = one.layout, one.layer.residual
-    sizes = () if layout.fused is None else (layout.n_heads, layout.n_kv, layout.d_head)
-    causal = one.layer.mixings[0].is_causal
-    latent = one.layer.latent and one.layer.latent.first
-    form = (layout.fused, layout.value_axes, layout.output_axes, latent, one.layer.mixings[0].value_factor)
-    return (layout.d_model, *form, "inner_norm" in one.layer.norms, sizes, residual, causal)
-
-
-def _block_of(one: Seen) -> str:
-    """The module that holds both projections of a layer without a number."""
-    names = [one.layer.value.weight, one.name, *(call.path for call in one.layer.norms.values())]
-    return ".".join(shared([name.split(".") for name in names]))
-
-
-def _tails(one: Seen) -> tuple[str, ...]:
-    block = _block_of(one)
-    return tuple(name.removeprefix(block) for name in (one.layer.value.weight, one.name))
-
-
-# --- one declaration ------------------------------------------------------------------------------------------------
 
 
 def _arch(trace: Trace, template: str, members: list[Seen], label: str, name: str, kind: str) -> Arch:
@@ -148,7 +66,7 @@ def _arch(trace: Trace, template: str, members: list[Seen], label: str, name: st
         latent_first=0 if first.latent is None else first.latent.first,
         gains=tuple(dict.fromkeys(gain for one in members for gain in one.layer.gains)),
         inner_norm_per_head=any(call.shape[-1] == layout.d_head for call in norms["inner_norm"]) and layout.n_heads > 1,
-        value_gain=first.mixings[0].value_factor,
+        value_gain=first.mixings[0].value_factor * (1.0 if first.latent is None else first.latent.factor),
         n_heads=heads[0] if len(set(heads)) == 1 else heads,
         n_kv="shape" if is_plain else layout.n_kv,
         d_head="config" if is_plain else layout.d_head,
@@ -174,7 +92,7 @@ def _stream_shape(trace: Trace, template: str, one: Seen) -> tuple[int, ...]:
 
 def _index(template: str, one: Seen) -> int:
     if "{i}" not in template:
-        return template.split(",").index(_block_of(one))
+        return template.split(",").index(block_of(one))
     match = re.match(re.escape(template).replace(r"\{i\}", r"(\d+)"), one.name)
     assert match is not None, "a layer belongs to the template that was made from it"
     return int(match[1])
@@ -253,7 +171,7 @@ def _final_norm(trace: Trace, template: str, last: FoundLayer) -> str:
         return ""
     pattern = re.compile(re.escape(template).replace(r"\{i\}", r"\d+").replace(",", "|") + r"(\.|$)")
     for call in trace.norms:
-        is_whole = math.prod(call.shape) == math.prod(last.end.shape)
+        is_whole = math.prod(call.shape) == math.prod(last.end.shape) and last.width in call.shape
         if call.read is last.end.root and is_whole and call.facts.weight and not pattern.match(call.path):
             weight, bias = call.facts.weight, call.facts.bias
             is_usual = weight == "weight" and bias in ("", "bias")

@@ -21,6 +21,7 @@ from oversmooth.models.discovery.trace import traced
 from oversmooth.models.hooks.attention_maps import awaited
 from oversmooth.models.resolve import StackNames, resolve
 from oversmooth.models.sizes import sizes_of
+from oversmooth.models.stores.live_quantised import is_quantised
 from oversmooth.models.stores.module import ModuleStore, tensors_of
 
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
@@ -75,8 +76,8 @@ def discover_module(
     Raises `RefusedArchitecture` where the theory covers none of its attention, with the module that stands in the way,
     and `NotDiscovered` where something was found but not proved.
     """
-    if is_opaque(model):
-        raise NotDiscovered(target, "a compiled or scripted module hides its operations", "Give the original module.")
+    if hidden := hidden_by(model):
+        raise NotDiscovered(target, f"{hidden} hides its operations", "Give the original module, in plain floats.")
     with _quiet(model), live_tensors(model) as tensors:
         with traced(model, tensors) as trace:
             _run(model, inputs, target)
@@ -99,7 +100,7 @@ def discover_module(
 def _left_out(refused: Sequence[Refused]) -> Iterator[LeftOut]:
     """One entry per kind and module, whatever the number of the block."""
     seen = set()
-    for one in refused:
+    for one in sorted(refused, key=lambda one: not one.weight):  # attention with an output projection first
         obstacle = one.obstacle
         if (obstacle.where, obstacle.reason) not in seen:
             seen.add((obstacle.where, obstacle.reason))
@@ -161,12 +162,18 @@ def own_stack(arch: Arch, names: Collection[str]) -> StackNames:
     return stacks[0]
 
 
-def is_opaque(model: nn.Module) -> bool:
-    """Whether the model's operations cannot be watched."""
-    scripted = isinstance(model, torch.jit.ScriptModule)
-    return scripted or any(
-        hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in model.modules()
-    )
+def hidden_by(model: nn.Module) -> str:
+    """The module because of which the model's operations cannot be watched; empty where all can."""
+    for path, part in model.named_modules():
+        where = f" ({path}, a {type(part).__name__})" if path else ""
+        if isinstance(part, torch.jit.ScriptModule):
+            return f"a scripted module{where}"
+        if hasattr(part, "_orig_mod") or part._compiled_call_impl is not None:
+            return f"a compiled module{where}"
+        is_packed = type(part).__module__.startswith("torch.ao.nn") and ".quantized" in type(part).__module__
+        if is_packed or any(is_quantised(tensor) for tensor in part.parameters(recurse=False)):
+            return f"a quantised module{where}"
+    return ""
 
 
 @contextmanager

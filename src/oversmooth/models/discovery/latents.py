@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oversmooth.models.discovery.branches import read_by
 from oversmooth.models.discovery.norms import NormCall
 from oversmooth.models.discovery.products import Product
 from oversmooth.models.discovery.trace import SHIFT, Trace
@@ -19,11 +20,13 @@ class Latent:
     """The first row of its weight that belongs to the latent."""
     norm: NormCall | None
     bias: str
+    factor: float
+    """A number that multiplies the latent behind its norm."""
 
 
 def latent_of(trace: Trace, value: Product) -> Latent | None:
     """The latent that a value projection reads; `None` where it reads something else."""
-    read = value.read.root
+    read, factor = read_by(value)
     norm = next((call for call in reversed(trace.norms) if call.made is read), None)
     codes = value.token_codes if norm is None else norm.codes
     if codes is None or bool(codes.min() < 0):
@@ -35,7 +38,7 @@ def latent_of(trace: Trace, value: Product) -> Latent | None:
     rows = _rows(trace, product, (codes % SHIFT).long())
     if rows is None or not torch.equal(rows, rows[0] + torch.arange(len(rows))):
         return None
-    return Latent(product=product, first=int(rows[0]), norm=norm, bias=_bias(trace, product))
+    return Latent(product=product, first=int(rows[0]), norm=norm, bias=_bias(trace, product), factor=factor)
 
 
 def _rows(trace: Trace, product: Product, positions: Tensor) -> Tensor | None:

@@ -3,7 +3,9 @@
 residual stream -> norm -> value projection -> attention -> output projection -> norm, gain -> + residual stream
 """
 
-from oversmooth.models.declaration import Gain
+import math
+
+from oversmooth.models.declaration import Gain, norm_centres
 from oversmooth.models.discovery.blocks import FoundLayer, Refused, follow_blocks
 from oversmooth.models.discovery.branches import (
     Branch,
@@ -28,8 +30,8 @@ def layers_of(trace: Trace) -> tuple[list[FoundLayer], list[Refused]]:
     }
     done: set[int] = set()
     for mixing in trace.mixings:
-        if mixing.values.root.op == "given":
-            continue  # a fixed table, such as the bins of a regression: nothing is mixed
+        if mixing.values.root.op == "given" or mixing.keys == 1:
+            continue  # a fixed table, such as the bins of a regression, or one key: nothing is mixed
         output = readers.get(id(mixing))
         if output is not None and id(output) in done:
             continue
@@ -63,7 +65,7 @@ def _layer(trace: Trace, mixing: Mixing, output: Product | None) -> FoundLayer |
             reads, latent, branch = chain.product, chain, through
     if isinstance(branch, Obstacle):
         return Refused(module=mixing.module, weight=output.weight, obstacle=branch)
-    other = _other_than_self_attention(trace, mixing, reads, branch)
+    other = _other_than_self_attention(trace, mixing, reads, output, branch)
     if other is not None:
         return Refused(
             module=mixing.module, weight=output.weight, obstacle=other, total=branch.total, stream=branch.stream
@@ -88,7 +90,7 @@ def _passages(trace: Trace, layer: FoundLayer) -> Obstacle | None:
             layer.norms["inner_norm"] = one.norm
             continue
         norm = layer.norms.get("inner_norm")
-        if norm is not None and (norm.facts.kind == "layer" or one.kind == "differential"):
+        if norm is not None and (norm_centres(norm.facts.kind) or one.kind == "differential"):
             words = f"{one.where} changes the mixed heads again behind the norm {norm.path}"
             return Obstacle(kind=one.kind, where=one.where, reason=words)
         gains.append(one.kind)  # type: ignore[arg-type]
@@ -107,7 +109,9 @@ def _is_halved(layer: FoundLayer) -> bool:
     return int(layer.output.reading.channels.max()) + 1 > layer.mixings[0].channels
 
 
-def _other_than_self_attention(trace: Trace, mixing: Mixing, value: Product, branch: Branch) -> Obstacle | None:
+def _other_than_self_attention(
+    trace: Trace, mixing: Mixing, value: Product, output: Product, branch: Branch
+) -> Obstacle | None:
     """Attention to another sequence, from a few tokens, or between two stages of a model."""
     where = mixing.module
     if not reads_the_stream(value, branch):
@@ -121,7 +125,13 @@ def _other_than_self_attention(trace: Trace, mixing: Mixing, value: Product, bra
             return between_stream_and_values(trace, value, read)
         words = f"cross-attention: {where} reads its values from another sequence"
         return Obstacle(kind="cross", where=where, reason=words)
-    if mixing.queries < mixing.keys and not mixing.is_merged:
+    # Queries of a chunk may read its neighbours too; they pool where fewer tokens leave than were read.
+    if mixing.queries < mixing.keys and not mixing.is_merged and _tokens(output) < _tokens(value):
         words = f"{where} pools: {mixing.queries} queries read {mixing.keys} tokens"
         return Obstacle(kind="pooling", where=where, reason=words)
     return None
+
+
+def _tokens(product: Product) -> int:
+    """How many tokens, of all sequences, go through a projection."""
+    return math.prod(product.made.shape) // product.rows.shape[-1]

@@ -41,6 +41,8 @@ def layout_of(trace: Trace, layer: FoundLayer) -> Layout | Obstacle:
     """The storage of a layer, or why it cannot be said."""
     read, made = layer.value.columns.shape[-1], len(layer.output.rows)
     if layer.latent is None and read != made:
+        if (beside := _beside_the_stream(trace, layer)) is not None:
+            return beside
         words = f"{layer.output.weight} leads from one stage of width {read} to the next of width {made}"
         return Obstacle(kind="stage", where=layer.output.weight.rpartition(".")[0], reason=words)
     try:
@@ -48,6 +50,17 @@ def layout_of(trace: Trace, layer: FoundLayer) -> Layout | Obstacle:
     except Irregular as error:
         words = f"{layer.output.weight}: {error}"
         return Obstacle(kind="layout", where=layer.output.weight.rpartition(".")[0], reason=words)
+
+
+def _beside_the_stream(trace: Trace, layer: FoundLayer) -> Obstacle | None:
+    """Something else that the values read together with the stream."""
+    first = layer.value.read.root
+    for read in (first, *(norm.read.root for norm in trace.norms if norm.made is first)):
+        if read.op == "cat":
+            where = read.module or "the model"
+            words = f"{where} puts other features beside the residual stream in front of {layer.value.weight}"
+            return Obstacle(kind="concatenation", where=where, reason=words)
+    return None
 
 
 def _layout(trace: Trace, layer: FoundLayer) -> Layout:

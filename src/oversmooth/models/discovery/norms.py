@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from oversmooth.models.declaration import NormKind
+from oversmooth.models.declaration import NormKind, norm_centres, norm_offset
 from oversmooth.models.norms import epsilon_of
 
 if TYPE_CHECKING:
     from oversmooth.models.discovery.graph import Node
     from oversmooth.models.discovery.trace import Trace
+
+
+KINDS: tuple[NormKind, ...] = ("layer", "rms", "layer+1", "rms+1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,14 @@ class NormCall:
 def classify(module: nn.Module, x: Tensor, y: Tensor) -> NormFacts | None:
     """The kind of norm that turns x into y, found by computing all of them; `None` where it is none."""
     parameters = [name for name, _ in module.named_parameters(recurse=False)]
-    if x.shape != y.shape or x.ndim < 2 or len(parameters) > 2 or any(True for _ in module.children()):
+    has_own_parts = any(True for child in module.children() for _ in child.parameters())
+    if x.shape != y.shape or x.ndim < 2 or not x.numel() or len(parameters) > 2 or has_own_parts:
         return None
     if not parameters and "norm" not in type(module).__name__.lower():
         return None
     tensors = [getattr(module, name) for name in parameters]
+    if tensors and x.ndim == 4 and tensors[0].shape == x.shape[1:2] != x.shape[-1:]:
+        x, y = x.movedim(1, -1), y.movedim(1, -1)  # an image with its channels first
     if any(tensor.shape != x.shape[-1:] for tensor in tensors):
         return None
     weight = tensors[0] if tensors else None
@@ -54,7 +60,7 @@ def classify(module: nn.Module, x: Tensor, y: Tensor) -> NormFacts | None:
     epsilon = epsilon_of(module)
     tolerance = 1e-4 if y.dtype in (torch.float32, torch.float64) else 3e-2
     sample, wanted = (t.detach().reshape(-1, x.shape[-1])[:64].double() for t in (x, y))
-    for kind in ("layer", "rms", "rms+1"):
+    for kind in KINDS:
         made = _normed(kind, sample, weight, bias, epsilon)
         if (made - wanted).abs().max() <= tolerance * wanted.abs().max().clamp(min=1e-12):
             names = [*parameters, "", ""]
@@ -62,11 +68,11 @@ def classify(module: nn.Module, x: Tensor, y: Tensor) -> NormFacts | None:
     return None
 
 
-def _normed(kind: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:
-    x = x - x.mean(-1, keepdim=True) if kind == "layer" else x
+def _normed(kind: NormKind, x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float) -> Tensor:
+    x = x - x.mean(-1, keepdim=True) if norm_centres(kind) else x
     x = x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt()
     if weight is not None:
-        x = x * (weight.detach().double() + (1.0 if kind == "rms+1" else 0.0))
+        x = x * (weight.detach().double() + norm_offset(kind))
     return x if bias is None else x + bias.detach().double()
 
 

@@ -15,8 +15,8 @@ class Obstacle:
     """Why an attention is not `W_O A X W_V`, and where."""
 
     kind: str
-    """cross, pooling, stage, channels, heads, sink, gate, norm, convolution, latent, positions, differential,
-    concatenation, addition, routed, approximate, layout or other."""
+    """cross, pooling, stage, channels, tokens, heads, sink, gate, norm, batch norm, group norm, convolution, latent,
+    positions, differential, concatenation, addition, routed, approximate, layout or other."""
     where: str
     """Path of the module that stands in between."""
     reason: str
@@ -27,6 +27,11 @@ def obstacle_of(trace: Trace, mixing: Mixing, output: Product | None) -> Obstacl
     where = mixing.module
     if mixing.over_channels:
         return Obstacle(kind="channels", where=where, reason=f"attention over channels, not over tokens, in {where}")
+    if mixing.varies:
+        words = f"the values of {where} do not come from the same rows of one weight at every token"
+        return Obstacle(kind="tokens", where=where, reason=words)
+    if output is None and mixing.queries == 1 < mixing.keys:
+        return _pooling(mixing)
     if mixing.chances.altered:
         op, module = mixing.chances.altered[0]
         if not mixing.is_stochastic or op in ("mm", "bmm", "addmm", "convolution"):
@@ -120,8 +125,7 @@ def _in_the_way(use: Node, attention: Node, where: str) -> Obstacle | None:
 def _nothing_reads(mixing: Mixing, seen: Sequence[Node]) -> Obstacle:
     where = mixing.module
     if mixing.queries != mixing.keys:
-        words = f"{where} pools: {mixing.queries} queries read {mixing.keys} tokens"
-        return Obstacle(kind="pooling", where=where, reason=words)
+        return _pooling(mixing)
     beside = next((node for node in seen if node.op == "cat"), None)
     if beside is not None:
         where = beside.module or where
@@ -132,12 +136,17 @@ def _nothing_reads(mixing: Mixing, seen: Sequence[Node]) -> Obstacle:
     return Obstacle(kind="other", where=where, reason=words)
 
 
+def _pooling(mixing: Mixing) -> Obstacle:
+    words = f"{mixing.module} pools: {mixing.queries} queries read {mixing.keys} tokens"
+    return Obstacle(kind="pooling", where=mixing.module, reason=words)
+
+
 def maker_of(trace: Trace, node: Node) -> tuple[str, str]:
     """Kind and path of what made a tensor."""
     for norm in trace.norms:
         if norm.made is node:
             return "norm", norm.path
-    named = {"convolution": "convolution", **dict.fromkeys(FACTORS, "gate")}
+    named = {"native_group_norm": "group norm", **dict.fromkeys(FACTORS, "gate")}
     makers = [node, *(parent.root for parent in node.parents if node.op in SUMS)]  # a convolution beside a skip
     is_convolved = any(maker.op == "convolution" for maker in makers)
     kind = "batch norm" if "batch_norm" in node.op else "convolution" if is_convolved else named.get(node.op, node.op)

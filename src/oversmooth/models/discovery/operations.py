@@ -12,12 +12,12 @@ MOVES = KEEPS_VALUES | _names(
     "view _unsafe_view reshape _reshape_alias transpose t permute expand slice select split split_with_sizes chunk "
     "unbind squeeze unsqueeze clone contiguous alias detach cat stack index_select index gather roll flip repeat "
     "repeat_interleave constant_pad_nd _to_copy copy_ unfold im2col movedim narrow lift_fresh "
-    "index_put index_put_ slice_scatter select_scatter pixel_shuffle pixel_unshuffle"
+    "index_put index_put_ slice_scatter select_scatter pixel_shuffle pixel_unshuffle as_strided"
 )
 """The result holds numbers of the arguments and nothing else, perhaps in another order, precision or number."""
 
-SAME_TOKENS = MOVES - _names("cat stack index_put index_put_ slice_scatter select_scatter")
-"""Moves after which a tensor still is the same features as before."""
+SAME_TOKENS = MOVES - _names("cat stack index_put index_put_ slice_scatter select_scatter flip")
+"""Moves after which a tensor still is the same features as before; a flip puts one sequence in the place of another."""
 
 COPIES = _names("clone _to_copy cat stack contiguous index_select index repeat permute constant_pad_nd")
 """Moves that make new memory, after which the storage no longer says which parameter it was."""

@@ -51,6 +51,8 @@ class Mixing:
     """For every item of the batched product (sequence and head), the code of each value channel; `None` if lost."""
     over_channels: bool
     """Whether what is mixed are channels, not tokens."""
+    varies: bool
+    """Whether the rows of the value weight are not the same at every token."""
     queries: int
     keys: int
     row_sums: tuple[float, float]
@@ -93,9 +95,10 @@ def product_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, nod
     if op not in ("mm", "addmm", "bmm", "baddbmm"):
         return None
     a, b = args[-2:] if op in ("mm", "bmm") else args[1:3]
-    if trace.is_parameter(a) == trace.is_parameter(b):
+    is_turned = trace.is_parameter(a) and not trace.is_parameter(b)
+    if not is_turned and not trace.is_parameter(b):
         return None
-    is_turned = trace.is_parameter(a)
+    # Of two parameters, as learned queries times a weight, the weight is the second, as in `F.linear`.
     weight, data = (a, b) if is_turned else (b, a)
     product = _product(trace, weight, trace.node(data), node, is_turned=is_turned)
     if product is None:
@@ -176,7 +179,7 @@ def mixing_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node
         codes = codes.mT if is_turned else codes
         codes = codes[None] if codes.ndim == 2 else codes
     own = None if codes is None else _of_own_sequence(trace, codes, weights.shape[-2])
-    value_codes, over_channels = _one_code_per_channel(codes if own is None else own)
+    value_codes, over_channels, varies = _one_code_per_channel(codes if own is None else own)
     mixing = Mixing(
         module=node.module,
         chances=chances,
@@ -184,6 +187,7 @@ def mixing_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node
         made=node,
         value_codes=value_codes,
         over_channels=over_channels,
+        varies=varies,
         queries=weights.shape[-2],
         keys=mixed.shape[-2],
         row_sums=_row_sums(weights),
@@ -201,13 +205,15 @@ def mixing_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node
 
 def _one_code_per_channel(
     codes: Float[Tensor, "item key channel"] | None,
-) -> tuple[Float[Tensor, "item channel"] | None, bool]:
-    """The code that a channel has at every key, and whether keys are channels: then there is none."""
+) -> tuple[Float[Tensor, "item channel"] | None, bool, bool]:
+    """The code that a channel has at every key; whether keys are channels; whether every key has codes of its own."""
     if codes is None or not codes.numel():
-        return None, False
+        return None, False, False
     value_codes = codes.amax(1)
-    over_channels = not bool(((codes == value_codes[:, None]) | (codes < 0)).all())
-    return (None if over_channels or bool((value_codes < 0).any()) else value_codes), over_channels
+    if bool(((codes == value_codes[:, None]) | (codes < 0)).all()):
+        return (None if bool((value_codes < 0).any()) else value_codes), False, False
+    over_channels = bool((codes == codes[..., :1]).all())
+    return None, over_channels, not over_channels
 
 
 def _of_own_sequence(
@@ -272,12 +278,16 @@ def reading_of(trace: "Trace", product: Product) -> None:
         product.reading = Reading(tuple(mixing for mixing, _, _ in found), found[0][1], found[0][2])
 
 
+def _sizes(mixing: Mixing) -> tuple[int, int, int]:
+    return mixing.queries, mixing.keys, mixing.channels
+
+
 def _doubled(trace: "Trace", codes: Float[Tensor, "token in"], sources: Int[Tensor, "token in"]) -> Reading | None:
     """Heads made of two halves, which the same attention mixes in two products: one half behind the other."""
     numbers = list(dict.fromkeys(sources[0].tolist()))
     mixings = [trace.sources[number] for number in numbers if number >= 0]
     known = [mixing for mixing in mixings if isinstance(mixing, Mixing) and mixing.value_codes is not None]
-    if len(known) != 2 or len(numbers) != 2 or known[0].channels != known[1].channels:
+    if len(known) != 2 or len(numbers) != 2 or _sizes(known[0]) != _sizes(known[1]):
         return None
     width = known[0].channels
     channels, values = torch.empty_like(sources), torch.empty_like(codes)

@@ -137,7 +137,7 @@ class _EqualTokens(TorchDispatchMode):
                 self._copies[output] = name
             return output
         first, second = PRODUCTS[op]
-        is_turned = op != "convolution" and bool(self._name(args[first]))
+        is_turned = op != "convolution" and bool(self._name(args[first])) and not self._name(args[second])
         weight, data = (first, second) if is_turned else (second, first)
         name = self._name(args[weight])
         if (entry := self._entries.get(name)) is not None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from oversmooth.models.discovery.small_sizes import (
+    CLASSES,
     DEPTH,
     FEW,
     FIXED,
@@ -25,6 +26,7 @@ from oversmooth.models.discovery.small_sizes import (
     PLACES_OF_ATTENTION,
     TINY,
     VALUE_HEADS,
+    WHOLE,
     WIDTHS,
     WORKING,
 )
@@ -157,6 +159,8 @@ def small_skeletons(model_type: str) -> Iterator[Callable[[], nn.Module]]:
     def config() -> Any:
         return CONFIG_MAPPING[model_type](**WORKING.get(model_type, {}))
 
+    if model_type in WHOLE:
+        yield lambda: built(CONFIG_MAPPING[model_type](**WHOLE[model_type]))
     yield lambda: built(shrunk(config(), TINY))
     yield lambda: built(constructed(config(), TINY))
     yield lambda: built(shrunk(filled(config()), TINY))
@@ -210,6 +214,8 @@ def _class_of(config: Any) -> Any:
         if isinstance(value, type) and issubclass(value, PreTrainedModel) and _takes(value, type(config))
     ]
     found = [value for value in found if not value.__name__.endswith("PreTrainedModel")]
+    if config.model_type in CLASSES:
+        return getattr(module, CLASSES[config.model_type])
     if not found:
         raise NoModelClass(f"no model class takes a {type(config).__name__}: it is a part of other models")
     return min(found, key=lambda value: ("For" in value.__name__, len(value.__name__)))

@@ -59,6 +59,18 @@ def shared(paths: Sequence[Sequence[str]]) -> list[str]:
     return [parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))]
 
 
+def distinct(templates: Sequence[str], tails: Sequence[str]) -> list[str]:
+    """The paths of stacks, those that are the same with what stands below them.
+
+    >>> distinct(["layers.{i}", "layers.{i}", "blocks.{i}"], [".self.out", ".cross.out", ".out"])
+    ['layers.{i}.self.out', 'layers.{i}.cross.out', 'blocks.{i}']
+    """
+    return [
+        template + tail if templates.count(template) > 1 else template
+        for template, tail in zip(templates, tails, strict=True)
+    ]
+
+
 def labels_of(templates: Sequence[str]) -> list[str]:
     """What tells the stacks apart, as short as possible: nothing where there is one.
 

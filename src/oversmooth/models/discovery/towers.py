@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from oversmooth.errors import NotDiscovered, OversmoothError, RefusedArchitecture
 from oversmooth.models.declaration import Arch
 from oversmooth.models.discovery.discovery import Discovery, LeftOut, discover_module
-from oversmooth.models.discovery.spelling import labels_of
+from oversmooth.models.discovery.no_attention import cannot_attend
+from oversmooth.models.discovery.spelling import distinct, labels_of
 from oversmooth.models.examples import examples
 
 TRIES = 32
@@ -30,6 +31,9 @@ def watch(model: nn.Module, config: Mapping[str, Any]) -> tuple[Discovery, Mappi
     left_out: list[LeftOut] = []
     for path, tower in towers_of(model):
         if path in reached:
+            continue
+        if cannot_attend(tower):
+            left_out.append(LeftOut(where=path, kind="no attention", reason=f"no module of {path} computes attention"))
             continue
         try:
             part, _ = _watch_one(tower, dict(tower.config.to_dict()), target)
@@ -94,7 +98,7 @@ def _watch_one(model: nn.Module, config: Mapping[str, Any], target: str) -> tupl
 def joined(target: str, parts: Sequence[tuple[str, Discovery]], left_out: Sequence[LeftOut]) -> Discovery:
     """One discovery of all parts, each stack under the name of its tower."""
     archs = [_under(path, arch) for path, part in parts for arch in part.archs]
-    labels = labels_of([arch.paths.block for arch in archs])
+    labels = labels_of(distinct([arch.paths.block for arch in archs], [f".{arch.paths.o}" for arch in archs]))
     named = tuple(
         replace(arch, stack=label, name=f"{target}.{label}" if label else target)
         for arch, label in zip(archs, labels, strict=True)

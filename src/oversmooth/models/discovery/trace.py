@@ -194,6 +194,8 @@ class Trace(TorchDispatchMode):
             if not leaf.is_floating_point():
                 return leaf
             found = shadows.get(id(leaf))
+            if found is not None and op == "as_strided":  # which counts entries of memory: lie there as the tensor does
+                return torch.empty_strided(leaf.shape, leaf.stride(), dtype=torch.float64).copy_(found)
             return torch.full(leaf.shape, NOTHING, dtype=torch.float64) if found is None else found
 
         try:
@@ -244,7 +246,7 @@ class Trace(TorchDispatchMode):
         return False
 
     def _follow_chances(self, op: str, given: list[Tensor], made: list[Tensor], module: str) -> None:
-        if op in SOFTMAX or (op == "div" and any(self.node(tensor).op == "exp" for tensor in given[:1])):
+        if op in SOFTMAX or self._is_softmax_by_hand(op, given):
             self._chances[made[0]] = Chances(module)
             return
         known = [chances for tensor in given if (chances := self.chances(tensor)) is not None]
@@ -255,11 +257,27 @@ class Trace(TorchDispatchMode):
         for tensor in made:
             self._chances[tensor] = chances
 
+    def _is_softmax_by_hand(self, op: str, given: list[Tensor]) -> bool:
+        """An exponential divided by something, or of a difference with a `logsumexp`."""
+        nodes = [self.node(tensor).root for tensor in given[:2]]
+        if op == "div" and nodes:
+            return nodes[0].op == "exp"
+        is_difference = op == "exp" and nodes[0].op in ("sub", "sub_")
+        return is_difference and any(parent.root.op == "logsumexp" for parent in nodes[0].parents)
+
     def _alters(self, op: str, given: list[Tensor], made: Tensor) -> bool:
         """Whether an operation makes other attention out of attention: heads mixed by weights, maps combined."""
         if op in ("bmm", "mm", "addmm", "convolution"):
-            return any(self.is_parameter(tensor) for tensor in given)
+            return any(self.is_parameter(tensor) for tensor in given) and not self._sums_up(op, given)
         return op in ALTERING and all(tensor.numel() <= made.numel() for tensor in given)
+
+    def _sums_up(self, op: str, given: list[Tensor]) -> bool:
+        """Whether a product sums over what the softmax was taken over, as logits that choose among rows of a weight."""
+        place, chances = next((place, one) for place, one in enumerate(given) if self.chances(one) is not None)
+        axis = 1 if op == "convolution" else -1 if place < len(given) - 1 else -2
+        with _paused(self):
+            sums = chances.sum(axis)
+            return bool(((sums - 1).abs() < 1e-3).all())
 
     # --- modules ---
 
@@ -277,11 +295,14 @@ class Trace(TorchDispatchMode):
         self._order += 1
         self.calls.append(ModuleCall(path, self._order, into, out))
         if norm is not None and into is not None and out is not None:
-            found = NormCall(path, norm, into.root, out.root, into.shape, one_token(self, first_in))
-            if self.norms and self.norms[-1].made is found.made:
-                self.norms.pop()  # the same norm, seen as a function
+            with _paused(self):
+                codes = one_token(self, first_in)
+            found = NormCall(path, norm, into.root, out.root, into.shape, codes)
+            while self.norms and _is_same(self.norms[-1], found):
+                self.norms.pop()  # the same norm, seen as a function or as a part
             self.norms.append(found)
-            follow_norm(self, found, first_in, first_out)
+            with _paused(self):
+                follow_norm(self, found, first_in, first_out)
 
 
 def _move(func: Any, op: str, args: Any, kwargs: dict[str, Any], like: Tensor) -> list[Tensor]:
@@ -308,6 +329,12 @@ def _number(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | N
         return float(kwargs.get("alpha", 1))
     numbers = [arg for arg in args if isinstance(arg, int | float)] if op in ("mul", "mul_", "div", "div_") else []
     return float(numbers[0]) if numbers else None
+
+
+def _is_same(inner: NormCall, outer: NormCall) -> bool:
+    """Whether a norm is what another one is made of."""
+    is_inside = inner.path.startswith(f"{outer.path}.") and inner.read is outer.read
+    return inner.made is outer.made or is_inside
 
 
 def _first(value: Any) -> Tensor | None:

@@ -16,12 +16,19 @@ def plain(owner: nn.Module, name: str, tensor: Tensor) -> Tensor:
         return _four_bits(name, tensor)
     if kind == "Int8Params" and tensor.dtype == torch.int8:
         return _eight_bits(owner, name, tensor)
+    return tensor.dequantize().float() if _has_own_floats(tensor) else tensor
+
+
+def is_quantised(tensor: Tensor) -> bool:
+    """Whether a live tensor stands for other numbers than it holds."""
+    return type(tensor).__name__ in ("Params4bit", "Int8Params") or _has_own_floats(tensor)
+
+
+def _has_own_floats(tensor: Tensor) -> bool:
     is_subclass = type(tensor) not in (Tensor, nn.Parameter) and not isinstance(
         tensor, nn.parameter.UninitializedParameter
     )
-    if is_subclass and type(tensor).dequantize is not Tensor.dequantize:  # torch's own is for its old quantised dtypes
-        return tensor.dequantize().float()
-    return tensor
+    return is_subclass and type(tensor).dequantize is not Tensor.dequantize  # torch's own is for its old dtypes
 
 
 def _four_bits(name: str, tensor: Any) -> Tensor:

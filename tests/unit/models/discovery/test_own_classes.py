@@ -1,6 +1,7 @@
 """Classes of the user's own: their value path is found by running them, and every command works on them."""
 
 import re
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -145,6 +146,49 @@ class Sink(Separate):
         return self.o((scores.softmax(-1)[..., :-1] @ v).transpose(1, 2).flatten(2))
 
 
+class Delayed(Separate):
+    """Half of the values are those of the token before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = torch.cat([self.k(torch.zeros_like(x[:, :1])), self.k(x[:, :-1])], 1)
+        v = torch.cat([self.v(x)[..., : WIDTH // 2], before[..., WIDTH // 2 :]], -1)
+        q, k, v = (part.unflatten(-1, (HEADS, D_HEAD)).transpose(1, 2) for part in (self.q(x), self.k(x), v))
+        return self.o(by_hand(q, k, v).transpose(1, 2).flatten(2))
+
+
+class BesideConvolution(Separate):
+    """A softmax over three neighbours beside softmax attention, in one output projection (as ConvBERT has it)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        half = WIDTH // 2
+        q, k, v = (
+            p(x)[..., :half].unflatten(-1, (HEADS // 2, D_HEAD)).transpose(1, 2) for p in (self.q, self.k, self.v)
+        )
+        padded = torch.nn.functional.pad(self.v(x)[..., half:], (0, 0, 1, 1)).unfold(1, 3, 1)
+        near = padded @ self.kernel(x).softmax(-1)[..., None]
+        return self.o(torch.cat([by_hand(q, k, v).transpose(1, 2).flatten(2), near[..., 0]], -1))
+
+
+class WithMemory(Separate):
+    """Keys and values of learned tokens beside those of the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.Parameter(torch.randn(1, 3, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = torch.cat([torch.tanh(self.memory).expand(len(x), -1, -1), x], 1)
+        q, k, v = (
+            p(part).unflatten(-1, (HEADS, D_HEAD)).transpose(1, 2)
+            for p, part in ((self.q, x), (self.k, seen), (self.v, seen))
+        )
+        return self.o(by_hand(q, k, v).transpose(1, 2).flatten(2))
+
+
 class NoSoftmax(Separate):
     def forward(self, x: Tensor) -> Tensor:
         return self.o(self.v(x).cumsum(1))
@@ -174,6 +218,9 @@ def test_gates_sinks_and_norms_on_heads_of_ones_own_are_found(
         (OverChannels, "channels", "attention over channels"),
         (TalkingHeads, "heads", r"blocks\.0\.attn\.talk .*heads are mixed"),
         (NoSoftmax, "no attention", "no softmax attention was seen"),
+        (Delayed, "tokens", r"values of blocks\.0\.attn do not come from the same rows of one weight at every token"),
+        (BesideConvolution, "concatenation", r"blocks\.0\.attn puts something else beside the attention"),
+        (WithMemory, "concatenation", r"blocks\.0\.attn puts other features or tokens beside the residual stream"),
     ],
 )
 def test_what_the_theory_does_not_cover_is_refused_by_the_name_of_the_module(
@@ -243,6 +290,17 @@ def test_a_compiled_model_is_refused() -> None:
     model.blocks[0].compile()  # type: ignore[union-attr, operator, index]
     with pytest.raises(NotDiscovered, match="compiled"):
         osm.inspect(model)
+
+
+def test_a_quantised_model_is_refused_by_the_name_of_the_module() -> None:
+    model = own_model("separate q, k, v")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch is about to drop its old quantisation
+        quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(
+        NotDiscovered, match=r"a quantised module \(blocks\.0\.attn\.q, a Linear\) hides its operations"
+    ):
+        osm.inspect(quantised)
 
 
 def test_a_discovery_that_is_not_proved_is_not_used() -> None:
