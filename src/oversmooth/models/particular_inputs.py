@@ -4,36 +4,33 @@ They come before what `transformers_examples` makes up from names and config. `S
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from oversmooth.models.transformers_examples import Sizes
+from oversmooth.models.input_sizes import TOKENS, Sizes
 
-TOKENS = 12
 GRID = 4
 """Patches along a side of a small image."""
 
 
-def _frames_of_codes(sizes: "Sizes", codebooks: int) -> Tensor:
+def _frames_of_codes(sizes: Sizes, codebooks: int) -> Tensor:
     return sizes.ids(TOKENS * codebooks).reshape(1, TOKENS, codebooks)
 
 
-def _whole_windows(sizes: "Sizes") -> Tensor:
+def _whole_windows(sizes: Sizes) -> Tensor:
     """Token ids that fill windows of attention: padding would be queries that see nothing."""
     window = sizes.get("attention_window", default=TOKENS)
     return sizes.ids(window * -(-TOKENS // window))
 
 
-def _row_of_patches(sizes: "Sizes") -> dict[str, Tensor]:
+def _row_of_patches(sizes: Sizes) -> dict[str, Tensor]:
     """The patches of an image side by side in one row, and the grid that they were cut from."""
     row = sizes.floats(1, sizes.channels, sizes.patch, GRID * GRID * sizes.patch)
     return {"pixel_values": row, "target_sizes": torch.tensor([[GRID, GRID]])}
 
 
-def _tiled_image(sizes: "Sizes") -> dict[str, Tensor]:
+def _tiled_image(sizes: Sizes) -> dict[str, Tensor]:
     tiles = sizes.get("max_num_tiles", default=4)
     return {
         "pixel_values": sizes.floats(1, 1, tiles, sizes.channels, sizes.side, sizes.side),
@@ -42,7 +39,7 @@ def _tiled_image(sizes: "Sizes") -> dict[str, Tensor]:
     }
 
 
-def _image_in_text(sizes: "Sizes") -> dict[str, Tensor]:
+def _image_in_text(sizes: Sizes) -> dict[str, Tensor]:
     vision = sizes.inside("vision_config")
     return {
         "input_ids": sizes.ids(),
@@ -51,7 +48,7 @@ def _image_in_text(sizes: "Sizes") -> dict[str, Tensor]:
     }
 
 
-def _decoded_beside_context(sizes: "Sizes") -> dict[str, Tensor]:
+def _decoded_beside_context(sizes: Sizes) -> dict[str, Tensor]:
     layers = sizes.config.get("target_layer_ids") or [0]
     return {
         "noise_embeds": sizes.floats(1, TOKENS, sizes.width),
@@ -60,7 +57,7 @@ def _decoded_beside_context(sizes: "Sizes") -> dict[str, Tensor]:
     }
 
 
-PARTICULAR: Mapping[str, Callable[["Sizes"], dict[str, Tensor]]] = {
+PARTICULAR: Mapping[str, Callable[[Sizes], dict[str, Tensor]]] = {
     "blt_local_decoder": lambda sizes: {
         "inputs_embeds": sizes.floats(1, TOKENS, sizes.width),
         "patch_embeds": sizes.floats(1, GRID, sizes.get("hidden_size_global", default=32)),

@@ -5,7 +5,9 @@ import re
 
 from torch import nn
 
-WORDS = re.compile(r"attn|attention|softmax|scaled_dot_product|logsumexp|\bexp\(", re.IGNORECASE)
+WORDS = re.compile(
+    r"attn|(?<!no)(?<!no )(?<!has_)attention|softmax|scaled_dot_product|logsumexp|\bexp\(", re.IGNORECASE
+)
 
 
 def cannot_attend(model: nn.Module) -> bool:

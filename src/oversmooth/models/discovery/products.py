@@ -278,16 +278,13 @@ def reading_of(trace: "Trace", product: Product) -> None:
         product.reading = Reading(tuple(mixing for mixing, _, _ in found), found[0][1], found[0][2])
 
 
-def _sizes(mixing: Mixing) -> tuple[int, int, int]:
-    return mixing.queries, mixing.keys, mixing.channels
-
-
 def _doubled(trace: "Trace", codes: Float[Tensor, "token in"], sources: Int[Tensor, "token in"]) -> Reading | None:
     """Heads made of two halves, which the same attention mixes in two products: one half behind the other."""
     numbers = list(dict.fromkeys(sources[0].tolist()))
     mixings = [trace.sources[number] for number in numbers if number >= 0]
     known = [mixing for mixing in mixings if isinstance(mixing, Mixing) and mixing.value_codes is not None]
-    if len(known) != 2 or len(numbers) != 2 or _sizes(known[0]) != _sizes(known[1]):
+    sizes = {(mixing.queries, mixing.keys, mixing.channels) for mixing in known}
+    if len(known) != 2 or len(numbers) != 2 or len(sizes) != 1:
         return None
     width = known[0].channels
     channels, values = torch.empty_like(sources), torch.empty_like(codes)
