@@ -13,7 +13,8 @@ def train(
     recipe: Annotated[
         str,
         typer.Argument(
-            help="digits, cifar100, cifar100-deep, imagenet-deit-ti, imagenet-deit-s, ... or a TOML file.",
+            help="images (with --data), digits, cifar100, cifar100-deep, imagenet-deit-ti, imagenet-deit-s, ... or a TOML "
+            "file.",
             show_default=False,
             autocompletion=completion.recipes,
         ),
@@ -61,6 +62,7 @@ def train(
         overrides=tuple(set_ or ()),
         resume=resume,
         command=shlex.join(["oversmooth", *sys.argv[1:]]),
+        say=lambda line: typer.echo(line, err=True),
     )
     with process_group_ends(), one_bar("Training steps") as progress:
         finished = train_(request, data, progress)

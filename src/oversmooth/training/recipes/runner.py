@@ -11,7 +11,7 @@ OUT/analysis.json       the final Analysis (`oversmooth report OUT/analysis.json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,8 @@ class RunRequest:
     overrides: Sequence[str] = ()
     resume: bool = False
     command: str = ""
+    say: Callable[[str], None] = lambda line: None
+    """Hears what is inferred from the data before training begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,12 @@
 """Where images come from: scikit-learn's digits, CIFAR's own archive, parquet, a folder of images, or the hub.
 
 `--data` may be: an archive `cifar-100-python.tar.gz` or the folder inside it; a folder with `train*.parquet` and
-`test*.parquet` (or `validation*`); a folder with `train/CLASS/*.png` and `test/` or `val/`; or an id on the hub.
+`test*.parquet` (or `validation*`); a folder with `train/CLASS/*.png` and `test/` or `val/`, or with `CLASS/*.png` alone; or
+an id on the hub.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy
 
 from oversmooth.data.dataset_library import import_datasets, load_rows
 from oversmooth.data.given import IMAGE_ENDINGS
-from oversmooth.errors import BadValue, MissingDependency, UnreadableData
+from oversmooth.errors import BadValue, MissingDependency, MissingValue, UnreadableData
 from oversmooth.training.recipes.vision.cifar_archive import is_cifar, read_cifar
 from oversmooth.training.recipes.vision.images import ArrayImages, FileImages, Images, TableImages
 from oversmooth.training.recipes.vision.settings import Data
@@ -47,18 +48,28 @@ class Source:
     test: Images | None
     words: str
     sha256: str | None = None
+    classes: Sequence[str] = ()
+    """Names of the labels, where the source has them."""
 
 
 def load_splits(settings: Data, data: str | None, fraction: float) -> Splits:
-    """The splits of a recipe: the source's own test images or some held out, validation cut off, a share of the rest."""
-    source = _source(settings, data)
+    """The splits of a recipe, of its own source or of `data`."""
+    return splits_of(settings, open_images(settings, data), fraction)
+
+
+def train_and_test(settings: Data, source: Source) -> tuple[Split, Split]:
+    """All images for training, and the source's own test images or some that are held out."""
     train = _whole(source.train)
     if source.test is not None:
-        test = _whole(source.test)
-    elif settings.folds:
-        train, test = fold_out(train, settings.folds, settings.fold, settings.split_seed)
-    else:
-        train, test = cut_off(train, settings.test_images, settings.split_seed, "data.test_images")
+        return train, _whole(source.test)
+    if settings.folds:
+        return fold_out(train, settings.folds, settings.fold, settings.split_seed)
+    return cut_off(train, settings.test_images, settings.split_seed, "data.test_images")
+
+
+def splits_of(settings: Data, source: Source, fraction: float) -> Splits:
+    """The source's own test images or some held out, validation cut off, a share of the rest."""
+    train, test = train_and_test(settings, source)
     validation = None
     if settings.validation_images:
         what = "data.validation_images"
@@ -85,8 +96,11 @@ def _require_classes(split: Split, classes: int, name: str, where: str) -> None:
         raise UnreadableData(where, f"{classes} classes, as data.classes of the recipe says", found)
 
 
-def _source(settings: Data, data: str | None) -> Source:
+def open_images(settings: Data, data: str | None) -> Source:
+    """The images of `data`, or of the recipe's own source."""
     name = data or settings.source
+    if not name:
+        raise MissingValue("--data (a folder of images or of parquet files, or an id on the hub)")
     path = Path(name).expanduser()
     if name == "digits":
         return _digits()
@@ -123,13 +137,12 @@ def _cifar(path: Path) -> Source:
 def _folder(path: Path) -> Source:
     test = next((path / name for name in TEST_NAMES if (path / name).is_dir()), None)
     root = path / "train" if (path / "train").is_dir() else path
-    if root != path and test is None:
-        raise UnreadableData(str(path), f"a folder {' or '.join(TEST_NAMES)} beside train", "only train")
     classes = _class_folders(root)
     if test is not None and _class_folders(test) != classes:
         odd = sorted(set(classes) ^ set(_class_folders(test)))
         raise UnreadableData(str(path), "the same classes for training and test", f"{odd[0]} in one of them only")
-    return Source(_files(root, classes), _files(test, classes) if test else None, f"image folder {path}")
+    held_out = _files(test, classes) if test else None
+    return Source(_files(root, classes), held_out, f"image folder {path}", classes=classes)
 
 
 def _class_folders(root: Path) -> list[str]:
@@ -152,35 +165,58 @@ def _parquet(path: Path, tables: list[Path], settings: Data) -> Source:
     def named(*starts: str) -> list[str]:
         return [str(t) for t in tables if t.name.startswith(starts) or t.parent.name in starts]
 
-    files = {"train": named("train"), "test": named("test") or named("validation", "val")}
-    if not files["train"] or not files["test"]:
+    test = named("test") or named("validation", "val")
+    train = named("train") or [str(table) for table in tables if str(table) not in test]
+    if not train:
         found = ", ".join(table.name for table in tables[:4])
-        raise UnreadableData(str(path), "train*.parquet and test*.parquet (or validation*.parquet)", found)
+        raise UnreadableData(str(path), "train*.parquet, and test*.parquet or validation*.parquet", found)
+    files = {"train": train, **({"test": test} if test else {})}
     rows = load_rows(str(path), "parquet files", "parquet", data_files=files)
-    return _tables(rows, "test", settings, str(path), _sha256([Path(file) for name in files for file in files[name]]))
+    hashed = _sha256([Path(file) for name in files for file in files[name]])
+    return _tables(rows, "test" if test else None, settings, str(path), hashed)
 
 
 def _hub(name: str, settings: Data) -> Source:
     rows = load_rows(name, "an archive, a folder or an id on the hub (give what you have with --data)", name)
     test = next((split for split in ("validation", "test") if split in rows), None)
-    if "train" not in rows or test is None:
-        raise UnreadableData(name, "the splits train and test or validation", ", ".join(rows))
+    if "train" not in rows:
+        raise UnreadableData(name, "a split train, and test or validation", ", ".join(rows))
     if "test" in rows and -1 not in rows["test"].unique(_label_column(rows["test"], settings, name)):
         test = "test"  # ImageNet's own test labels are hidden: its validation split is what everyone tests on
     return _tables(rows, test, settings, name, None)
 
 
-def _tables(rows: Any, test: str, settings: Data, where: str, sha256: str | None) -> Source:
-    parts = []
-    for name in ("train", test):
+def _tables(rows: Any, test: str | None, settings: Data, where: str, sha256: str | None) -> Source:
+    parts, classes = [], _class_names(rows["train"], settings, where)
+    for name in ("train", *([test] if test else [])):
         table = rows[name]
         image = next((column for column in IMAGE_COLUMNS if column in table.column_names), None)
         if image is None:
             raise UnreadableData(where, f"a column {' or '.join(IMAGE_COLUMNS)}", ", ".join(table.column_names))
-        labels = table[_label_column(table, settings, where)]
+        labels = [_number(label, classes, where) for label in table[_label_column(table, settings, where)]]
         undecoded = table.cast_column(image, import_datasets().Image(decode=False)).select_columns([image])
-        parts.append(TableImages(undecoded, image, list(labels), f"{where}, {name}"))
-    return Source(parts[0], parts[1], f"tables of {where}", sha256)
+        parts.append(TableImages(undecoded, image, labels, f"{where}, {name}"))
+    return Source(parts[0], parts[1] if test else None, f"tables of {where}", sha256, classes)
+
+
+def _class_names(table: Any, settings: Data, where: str) -> Sequence[str]:
+    """Names of the labels: declared by the table, or the words that stand in the place of numbers."""
+    column = _label_column(table, settings, where)
+    declared = getattr(table.features[column], "names", None)
+    if declared:
+        return list(declared)
+    words = {label for label in table.unique(column) if isinstance(label, str)}
+    return sorted(words)
+
+
+def _number(label: object, classes: Sequence[str], where: str) -> int:
+    """A label as a number: as it is, or the place of its word among the classes."""
+    if isinstance(label, str) and label in classes:
+        return classes.index(label)
+    if not isinstance(label, int):
+        found = "an empty cell" if label is None else f"{label!r:.40}"
+        raise UnreadableData(where, "a whole number, or a word that the training images have, as label", found)
+    return label
 
 
 def _label_column(table: Any, settings: Data, where: str) -> str:

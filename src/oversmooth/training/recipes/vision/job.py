@@ -1,6 +1,7 @@
 """A vision recipe becomes a job."""
 
 import os
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from oversmooth.errors import NotDivisible, OddNumber
+from oversmooth.errors import BadRecipe, BadValue, NotDivisible, OddNumber
 from oversmooth.training.recipes.job import Evaluate, Job, Numbers, Rhythm
 from oversmooth.training.recipes.runner import RunRequest, parts_of_a_batch
 from oversmooth.training.recipes.schedule import warm_cosine
@@ -24,8 +25,9 @@ from oversmooth.training.recipes.vision.augment import (
     save_grid,
 )
 from oversmooth.training.recipes.vision.corruptions import KINDS, SEVERITIES, Corruption
-from oversmooth.training.recipes.vision.data import Splits, load_splits, require_trainable
+from oversmooth.training.recipes.vision.data import Splits, open_images, require_trainable, splits_of
 from oversmooth.training.recipes.vision.draws import DrawSampler
+from oversmooth.training.recipes.vision.inferring import completed, require_fits
 from oversmooth.training.recipes.vision.model import build_model, decays, save_model
 from oversmooth.training.recipes.vision.settings import VisionRecipe, Watch
 from oversmooth.training.recipes.vision.splits import Split, share
@@ -34,7 +36,7 @@ from oversmooth.training.recipes.vision.splits import Split, share
 def vision_job(recipe: Recipe, data: str | None, request: RunRequest) -> Job:
     """Data, model, schedule and judgement of one run."""
     assert isinstance(recipe, VisionRecipe)
-    splits = load_splits(recipe.data, data, request.fraction)
+    recipe, splits = _fitted(recipe, data, request)
     training = TrainingImages(splits.train, recipe, request.seed)
     batch = recipe.training.batch
     require_trainable(batch, len(training))
@@ -66,6 +68,21 @@ def vision_job(recipe: Recipe, data: str | None, request: RunRequest) -> Job:
         preview=partial(_save_first_batch, recipe, training, sampler, collate),
         facts=splits.facts,
     )
+
+
+def _fitted(recipe: VisionRecipe, data: str | None, request: RunRequest) -> tuple[VisionRecipe, Splits]:
+    """The images, and the recipe with what it left open taken from them; refuses a recipe that does not fit them."""
+    source = open_images(recipe.data, data)
+    recipe, inferred = completed(recipe, source, request.name)
+    for line in inferred:
+        request.say(line)
+    splits = splits_of(recipe.data, source, request.fraction)
+    try:
+        require_fits(recipe, splits.train)
+    except BadValue as mistake:
+        raise BadRecipe(request.name, mistake) from mistake
+    said = {"source_inferred": inferred} if inferred else {}
+    return recipe, replace(splits, facts={**splits.facts, **said})
 
 
 def _require_groups(recipe: VisionRecipe) -> None:

@@ -5,21 +5,26 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from oversmooth.errors import BadValue, NotDivisible, OddNumber
-from oversmooth.training.recipes.schema import Count, Recipe, Section, Share, Text
+from oversmooth.training.recipes.schema import Count, Recipe, Section, Share
 
 Positive = Annotated[float, Field(gt=0)]
 AtLeastZero = Annotated[float, Field(ge=0)]
+CountOrZero = Annotated[int, Field(ge=0)]
 
 
 class Data(Section):
     """Where images come from when `--data` does not say it, and how they are split."""
 
-    source: Text
-    """`digits`, or an id on the hub."""
-    classes: Count
-    image_size: Count
-    channels: Literal[1, 3] = 3
+    source: str = ""
+    """`digits`, or an id on the hub; empty: `--data` has to say it."""
+    classes: CountOrZero
+    """0: as many as the training images have."""
+    image_size: CountOrZero
+    """Pixels of a side; 0: chosen by the sizes of the images."""
+    channels: Literal[0, 1, 3] = 3
+    """0: 1 where all images are grey, otherwise 3."""
     mean: list[float]
+    """Of every channel; empty: that of the training images."""
     std: list[Positive]
     label_column: str = ""
     """Which column holds the label; without it the one called label or fine_label."""
@@ -35,7 +40,8 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _one_number_per_channel(self) -> "Data":
-        if not len(self.mean) == len(self.std) == self.channels:
+        lengths = {len(self.mean), len(self.std)} - {0}
+        if self.channels and lengths - {self.channels}:
             found = (len(self.mean), len(self.std))
             raise BadValue("The lengths of data.mean and data.std", found, f"{self.channels}, one number per channel")
         return self
@@ -50,7 +56,8 @@ class Data(Section):
 class Model(Section):
     """A timm VisionTransformer."""
 
-    patch_size: Count
+    patch_size: CountOrZero
+    """Pixels of a patch's side; 0: the smallest that makes at most 16 x 16 patches."""
     depth: Count
     width: Count
     heads: Count
@@ -140,7 +147,8 @@ class VisionRecipe(Recipe):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "VisionRecipe":
-        if self.data.image_size % self.model.patch_size:
+        is_known = self.data.image_size and self.model.patch_size
+        if is_known and self.data.image_size % self.model.patch_size:
             raise NotDivisible("data.image_size", self.data.image_size, "model.patch_size", self.model.patch_size)
         mixes = self.augmentation.mixup > 0 or self.augmentation.cutmix > 0
         group = self.augmentation.mix_group or self.training.batch
@@ -148,6 +156,12 @@ class VisionRecipe(Recipe):
             key = "augmentation.mix_group" if self.augmentation.mix_group else "training.batch"
             raise OddNumber(key, group, "images are mixed in pairs")
         return self
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to be inferred from the images."""
+        data = self.data
+        return all((data.classes, data.image_size, data.channels, data.mean, data.std, self.model.patch_size))
 
     def model_arguments(self) -> dict[str, Any]:
         """Keyword arguments of timm's VisionTransformer."""
