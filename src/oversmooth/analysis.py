@@ -58,7 +58,7 @@ def analyze(
     if isinstance(data, str):
         require_there(data)
     source = open_source(target, arch=arch, base=base, dtype=dtype, offload=offload)
-    inspection = inspect(source, progress=stage("Reading weights"))
+    inspection = inspect(source, progress=stage("Reading weights, layers"))
     missing = list(inspection.missing)
     try:
         model = load_model(source, "report", trust_remote_code=trust_remote_code)
@@ -72,11 +72,11 @@ def analyze(
     given = data if data is None or isinstance(data, str) else list(data)  # both parts see the same batches
     options: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code, **reading}
     noted = missing if given is None else None
-    show = stage("Measuring features")
+    show = stage("Measuring, layers of sequences")
     measurement = _tried("measurement", noted, lambda: measure(live, given, metrics=REPORTED, progress=show, **options))
     prediction = None
     if solve:
-        show_prediction = stage("Predicting layers")
+        show_prediction = stage("Predicting, layers of sequences")
         changes: dict[str, Any] = {"what_ifs": WHAT_IFS if what_ifs is None else what_ifs}
         changes["solve_what_ifs"] = what_ifs is not None
         prediction = _tried(

@@ -87,7 +87,7 @@ def measure(
             **reading,
         )
         return
-    with one_bar("Measuring sequences") as progress:
+    with one_bar("Measuring, layers of sequences") as progress:
         result = measure_(
             target or embedded_default(),
             data,
@@ -153,7 +153,7 @@ def predict(
             **reading,
         )
         return
-    with one_bar("Predicting sequences") as progress:
+    with one_bar("Predicting, layers of sequences") as progress:
         result = predict_(
             target or embedded_default(),
             data,

@@ -76,7 +76,7 @@ def gate(
     }
     asked |= {name: value for name, value in options.items() if value is not None}
     compared = file.get("against", {})
-    with one_bar("Measuring sequences") as progress:
+    with one_bar("Measuring, layers of sequences") as progress:
         result = gate_(
             target,
             data,

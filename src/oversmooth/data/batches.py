@@ -33,7 +33,7 @@ def prepare(model: nn.Module, config: Mapping[str, Any], batch: Batch, limit: in
     named = _named(model, config, batch)
     dtype = next(model.parameters()).dtype
     inputs = {name: _as_input(name, value, device, dtype) for name, value in named.items()}
-    rows = min((len(value) for value in inputs.values() if _has_rows(value)), default=0)
+    rows = sequences_in(inputs)
     if limit is not None and limit < rows:
         inputs = {name: value[:limit] if _has_rows(value) else value for name, value in inputs.items()}
     _check_ids(model, config, inputs)
@@ -51,6 +51,11 @@ def _as_input(name: str, value: Any, device: torch.device, dtype: torch.dtype) -
         found = f"{name or 'an input'} of type {type(value).__name__} ({first_line(error)})"
         raise WrongBatch("tensors, arrays or lists of equal length", found, "Pad sequences to one length.") from error
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def sequences_in(inputs: Mapping[str, Any]) -> int:
+    """How many sequences a prepared batch holds."""
+    return min((len(value) for value in inputs.values() if _has_rows(value)), default=0)
 
 
 def _has_rows(value: Any) -> bool:

@@ -4,7 +4,7 @@
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol, runtime_checkable
@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from oversmooth.data.batches import Batch, hash_inputs, prepare, run_checked
+from oversmooth.data.batches import Batch, hash_inputs, prepare, run_checked, sequences_in
 from oversmooth.data.given import require_there
 from oversmooth.data.loading import Data, given_batches, load_data
 from oversmooth.data.reading import Reading
@@ -156,26 +156,77 @@ class Observer(Protocol):
         """Takes over what the batch gave, now that it is complete; returns which of its tokens count."""
 
 
+@dataclass
+class _Progress:
+    """How far a pass is, in layers of sequences: a single long sequence moves on while it runs.
+
+    The total is known from `max_samples`, or as soon as the data have been read to their end; 0 before.
+    """
+
+    show: Progress
+    stacks: tuple[Stack, ...]
+    before: int = 0
+    in_batch: int = 0
+    total: int = 0
+
+    def batch(self, before: int, in_batch: int, total: int) -> None:
+        """A batch begins behind `before` sequences, of `total` in all."""
+        self.before, self.in_batch, self.total = before, in_batch, total
+        self._tell(0)
+
+    def reached(self, place: Place) -> None:
+        """The stream has reached a place; stacks run one after the other."""
+        labels = [stack.label for stack in self.stacks]
+        done = self.stacks[: labels.index(place.stack)]
+        mine = self.stacks[labels.index(place.stack)]
+        self._tell(_passes_below(done) + _passes_below([mine], place.depth))
+
+    def _tell(self, passed: int) -> None:
+        layers = _passes_below(self.stacks)
+        self.show(self.before * layers + self.in_batch * passed, self.total * layers)
+
+
+def _passes_below(stacks: Sequence[Stack], depth: int | None = None) -> int:
+    """Passes through layers of these stacks up to a depth."""
+    return sum(depth is None or number < depth for stack in stacks for numbers in stack.passes for number in numbers)
+
+
+def _with_end(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Every batch, and whether it is the last: one is read ahead."""
+    iterator = iter(batches)
+    ahead = next(iterator, None)
+    while ahead is not None:
+        batch, ahead = ahead, next(iterator, None)
+        yield batch, ahead is None
+
+
 def pass_through(live: LiveModel, observer: Observer, max_samples: int | None, progress: Progress) -> bool:
     """Runs the model on its batches under the observer's eyes; whether Ctrl-C ended it early.
 
     The model's mode is that of evaluation, without gradients, and is put back afterwards. A batch that was interrupted
-    leaves no trace. Raises `NoData` where nothing could be observed.
+    leaves no trace. `progress` hears of layers of sequences. Raises `NoData` where nothing could be observed.
     """
     is_partial = False
     seen = observer.seen
-    with quiet_eval(live.model), observed(live.stacks, live.store, observer.observe, observer.wants) as restart:
+    bar = _Progress(progress, live.stacks)
+
+    def observe(place: Place, h: Float[Tensor, "batch token d_model"]) -> None:
+        observer.observe(place, h)
+        bar.reached(place)
+
+    with quiet_eval(live.model), observed(live.stacks, live.store, observe, observer.wants) as restart:
         try:
-            for batch in live.data.batches:
+            for batch, is_last in _with_end(live.data.batches):
                 remaining = None if max_samples is None else max_samples - seen.sequences
                 if remaining == 0:
                     break
                 inputs = prepare(live.model, live.config, batch, remaining)
+                in_batch = sequences_in(inputs)
+                bar.batch(seen.sequences, in_batch, seen.sequences + in_batch if is_last else max_samples or 0)
                 observer.begin(inputs)
                 restart()
                 run_checked(live.model, live.config, inputs)
                 seen.add(inputs, observer.finish())
-                progress(seen.sequences, max_samples or 0)
         except KeyboardInterrupt:
             is_partial = True
     if not seen.sequences:

@@ -22,7 +22,7 @@ def stages() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
 
