@@ -38,6 +38,8 @@ WIDEST = 0.25
 """Share of all patterns beyond which the space is not widened any more: attention like this needs every pattern."""
 GENERIC_PART = 1e-2
 """Generic part of a start that comes from an earlier answer."""
+SAME = 1e-9
+"""Relative distance of two eigenvalues from one Krylov space up to which they are the same one."""
 SHARE = 0.3
 """Share of the tolerance that the search inside the space may use up."""
 
@@ -95,8 +97,10 @@ class TokenSpace:
                 tolerance=SHARE * tolerance,
                 max_applications=max_applications,
             )
+            steps: dict[complex, list[Tensor]] = {}  # operators that shift and scale one map share most directions
             checked = [
-                self._checked(true, wanted[k], item, tolerance, finest) for k, item in zip(pending, found, strict=True)
+                self._checked(true, wanted[k], item, steps, tolerance, finest)
+                for k, item in zip(pending, found, strict=True)
             ]
             new = dict(zip(pending, (answer for answer, _ in checked), strict=True))
             answers = [new.get(k) or answers[k] for k in range(len(wanted))]
@@ -121,11 +125,25 @@ class TokenSpace:
         return start.flatten()
 
     def _checked(
-        self, true: "Problem", wanted: Wanted, found: Dominating, tolerance: float, finest: float
+        self,
+        true: "Problem",
+        wanted: Wanted,
+        found: Dominating,
+        steps: dict[complex, list[Tensor]],
+        tolerance: float,
+        finest: float,
     ) -> tuple[Dominating, list[Tensor]]:
-        """The answer with its residual under the layer itself, and that residual."""
+        """The answer with its residual under the layer itself, and that residual.
+
+        `steps` keeps the residual of every eigenpair of the map that was checked already, which a shift does not move and a
+        factor multiplies.
+        """
         lifted = [self.basis @ part.view(-1, true.width) for part in found.vector]
-        residual = true.residual(lifted, found.value, wanted)
+        theta = (found.value - wanted.shift) / wanted.factor
+        known = next((key for key in steps if abs(key - theta) <= SAME * abs(theta)), None)
+        if known is None:
+            steps[theta] = true.residual(lifted, theta)
+        residual = [wanted.factor * part for part in steps[theta if known is None else known]]
         size = torch.linalg.vector_norm(torch.stack(lifted))
         error = (torch.linalg.vector_norm(torch.stack(residual)) / size).item()
         is_enough = is_converged(error, abs(found.value), lambda: found.condition, wanted.against, tolerance, finest)
@@ -133,7 +151,7 @@ class TokenSpace:
             found,
             residual=error,
             vector=(lifted[0].flatten(), lifted[1].flatten()),
-            applications=len(residual),
+            applications=len(residual) if known is None else 0,
             converged=found.converged and is_enough,
         )
         return answer, residual
@@ -166,14 +184,12 @@ class Problem:
             return Wanted(against=against)
         return Wanted(shift=operator.skip, factor=1.0 / operator.scale, against=against)
 
-    def residual(self, parts: Sequence[Tensor], value: complex, wanted: Wanted) -> list[Tensor]:
-        """`(shift + factor step - value) z` for the real part of z, and for its imaginary part where it has one."""
-        shift, factor = wanted.shift, wanted.factor
-        if value.imag == 0.0:
-            real = parts[0]
-            return [(shift - value.real) * real + factor * self.step(real).view_as(real)]
-        first, second = ((shift - value.real) * part + factor * self.step(part).view_as(part) for part in parts)
-        return [first + value.imag * parts[1], second - value.imag * parts[0]]
+    def residual(self, parts: Sequence[Tensor], theta: complex) -> list[Tensor]:
+        """`(step - theta) z` for the real part of z, and for its imaginary part where theta has one."""
+        if theta.imag == 0.0:
+            return [self.step(parts[0]).view_as(parts[0]) - theta.real * parts[0]]
+        first, second = (self.step(part).view_as(part) - theta.real * part for part in parts)
+        return [first + theta.imag * parts[1], second - theta.imag * parts[0]]
 
 
 def begun_from(generic: Float[Tensor, " size"], found: Sequence[Dominating]) -> Float[Tensor, " size"]:
