@@ -22,8 +22,8 @@ class Opened:
 
 
 @contextmanager
-def opened(file: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> Iterator[Opened]:
-    """Opens a local file and records console errors and every request that is not the file itself."""
+def opened(file: Path | str, *, width: int = 1200, height: int = 900, dark: bool = False) -> Iterator[Opened]:
+    """Opens a local file or an address, and records console errors and every request."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
@@ -36,6 +36,6 @@ def opened(file: Path, *, width: int = 1200, height: int = 900, dark: bool = Fal
         page.on("console", lambda message: seen.errors.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: seen.errors.append(str(error)))
         page.on("request", lambda request: seen.requests.append(request.url))
-        page.goto(file.absolute().as_uri())
+        page.goto(file if isinstance(file, str) else file.absolute().as_uri())
         yield seen
         browser.close()

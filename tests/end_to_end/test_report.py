@@ -74,7 +74,7 @@ def test_every_plot_is_drawn_without_errors_or_requests(page_file, width, dark, 
 
 def test_the_verdict_and_the_curves_are_on_the_first_screen(page_file):
     with opened(page_file) as seen:
-        for selector in ("h1", "#cosine", "#hfc-lfc", ".strip"):
+        for selector in ("h1", ".findings", "#cosine", "#waterfall", ".strip"):
             box = seen.page.locator(selector).first.bounding_box()
             assert box["y"] + min(box["height"], 60) < 900
 
@@ -218,15 +218,30 @@ def deep(analysis, layers=48, heads=32):
         for value in measurement.values
         if value.depth == (0 if depth == 0 else 1 + (depth - 1) % 6)
     )
-    attribution = measurement.attributions[0]
-    parts = tuple(
-        replace(part, depth=depth) for depth in range(1, layers + 1) for part in attribution.parts if part.depth == 1
+    attributions = [_deeper(found[0], layers) for found in (measurement.attributions, measurement.unit_attributions)]
+    prediction = analysis.prediction
+    predicted = tuple(
+        replace(prediction.layers[k % len(prediction.layers)], layer=k, depth=k + 1) for k in range(layers)
     )
     return replace(
         analysis,
         inspection=replace(inspection, layers=rows),
-        measurement=replace(measurement, values=values, attributions=(replace(attribution, parts=parts),)),
+        measurement=replace(
+            measurement, values=values, attributions=(attributions[0],), unit_attributions=(attributions[1],)
+        ),
+        prediction=replace(prediction, layers=predicted),
     )
+
+
+def _deeper(attribution, layers):
+    depths = sorted({part.depth for part in attribution.parts})
+    parts = tuple(
+        replace(part, depth=depth)
+        for depth in range(1, layers + 1)
+        for part in attribution.parts
+        if part.depth == depths[depth % len(depths)]
+    )
+    return replace(attribution, parts=parts)
 
 
 SQUARE_ROOTS = """() => {

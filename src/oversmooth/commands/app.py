@@ -14,6 +14,7 @@ from oversmooth.commands.pages import compare, report
 from oversmooth.commands.plugins import plugins
 from oversmooth.commands.reproduce import reproduce
 from oversmooth.commands.train import train
+from oversmooth.commands.watch import watch
 from oversmooth.commands.weights import architectures, discover, inspect, verify
 from oversmooth.commands.worth import ablate, loss, prune
 
@@ -50,6 +51,7 @@ for command in (
     ablate,
     prune,
     train,
+    watch,
     finetune,
     reproduce,
     architectures,

@@ -15,6 +15,7 @@ EXAMPLES = {
     "compare": (
         "oversmooth compare before.json path/to/model -o compare.html",
         "oversmooth compare path/to/model sharpened --loss --data texts.txt",
+        "oversmooth compare runs/vanilla runs/sharpen runs/smooth",
     ),
     "gate": (
         "oversmooth gate path/to/model --data texts.txt --max-cosine 0.95 --min-effective-rank-share 0.05",
@@ -33,8 +34,10 @@ EXAMPLES = {
     ),
     "train": (
         "oversmooth train digits --variant sharpen --seed 1",
+        "oversmooth train images --data path/to/folder",
         "oversmooth train cifar100 --data cifar-100-python.tar.gz --set training.epochs=10",
     ),
+    "watch": ("oversmooth watch runs/vanilla runs/sharpen --open",),
     "finetune": ("oversmooth finetune path/to/encoder --tasks boolq,cb --data SuperGLUE --seeds 0,1,2",),
     "reproduce": ("oversmooth reproduce all --out reproduction",),
     "architectures": ("oversmooth architectures --json",),

@@ -1,5 +1,6 @@
 """`oversmooth report` and `compare`: one page."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,9 @@ from oversmooth.output.whole_files import require_writable, write_whole
 
 if TYPE_CHECKING:
     from oversmooth.output.report.blocks import Page
+    from oversmooth.output.report.runs import TrainedRun
     from oversmooth.results import Analysis, TaskLoss
+    from oversmooth.results.output_drift import OutputDrift
 
 Solve = Annotated[
     int,
@@ -59,7 +62,8 @@ def report(
     solve: Solve = 2,
     what_if: WhatIfs = None,
     run: Annotated[
-        Path | None, typer.Option(help="Show training curves from the JSONL file of a monitor instead.")
+        Path | None,
+        typer.Option(help="Show training curves of a run's folder, or of the JSONL file of a monitor, instead."),
     ] = None,
     device: Device = None,
     dtype: RunDtype = None,
@@ -70,14 +74,13 @@ def report(
 ) -> None:
     """Write one self-contained page with the verdict, the curves, the spectra and the explanation."""
     from oversmooth.output.report.static import write_figures
-    from oversmooth.output.report.training import read_run, training_page
 
     if format not in completion.VALUES["format"]:
         raise UnknownName("format", format, completion.VALUES["format"])
     output = output or Path(f"report.{format}")
     require_writable(output, save)
     if run is not None:
-        page = training_page(run, read_run(run))
+        page = _run_page(run)
     else:
         how = {"base": base, "dtype": dtype, "offload": offload}
         options = {"device": device, "trust_remote_code": trust_remote_code, "solve": solve, "what_ifs": what_if}
@@ -98,7 +101,10 @@ def report(
 
 @reads_data
 def compare(
-    targets: Annotated[list[str], typer.Argument(help="Two or more models, or analyses saved with `report --save`.")],
+    targets: Annotated[
+        list[str],
+        typer.Argument(help="Two or more models, analyses saved with `report --save`, or folders of training runs."),
+    ],
     base: Base = None,
     data: DataOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")] = Path("compare.html"),
@@ -112,9 +118,15 @@ def compare(
     *,
     reading: ReadingOptions,
 ) -> None:
-    """Compare models on one page, aligned by relative depth: before and after, or checkpoints of one run."""
+    """Compare models on one page, aligned by relative depth: before and after, checkpoints of one run, or trained runs."""
     from oversmooth.models.revisions import steps_of
 
+    if runs := _run_folders(targets):
+        from oversmooth.output.report.run_pages import runs_page
+
+        require_writable(output)
+        _put(runs_page(runs), output)
+        return
     if len(targets) < 2 and not steps_of(targets[0]):
         raise BadValue("The number of targets", len(targets), "at least 2 (for one model: oversmooth report)")
     require_writable(output)
@@ -122,12 +134,8 @@ def compare(
     options = {"device": device, "trust_remote_code": trust_remote_code}
     if loss and any(steps_of(target) for target in targets):
         raise BadValue("--loss", "a series of checkpoints", "given with models one by one")
-    analyses, page = _pages(targets, how, data, reading, options)
-    if loss:
-        from oversmooth.output.report.compare import compare_page
-
-        page = compare_page(analyses, _losses(targets, how, data, reading, options))
-    _put(page, output)
+    losses = _losses(targets, how, data, reading, options) if loss else []
+    _put(_pages(targets, how, data, reading, options, losses)[1], output)
 
 
 def _losses(
@@ -148,8 +156,36 @@ def _losses(
     return found
 
 
+def _run_folders(targets: list[str]) -> list["TrainedRun"]:
+    """The runs, where every target is the folder of one; some of each kind cannot stand on one page."""
+    from oversmooth.training.recipes.run_folders import is_run_folder, read_run_folder
+
+    folders = [Path(target).expanduser() for target in targets]
+    are_runs = [is_run_folder(folder) for folder in folders]
+    if any(are_runs) and not all(are_runs):
+        odd = targets[are_runs.index(False)]
+        raise BadValue("The targets", odd, "all folders of runs, or all models (of a run: its folder model)")
+    return [read_run_folder(folder) for folder in folders] if all(are_runs) else []
+
+
+def _run_page(path: Path) -> "Page":
+    """Curves over training: of the folder of a run, or of what a monitor wrote."""
+    from oversmooth.output.report.run_pages import watched_page
+    from oversmooth.output.report.training import read_run, training_page
+    from oversmooth.training.recipes.run_folders import is_run_folder, read_run_folder
+
+    if is_run_folder(path):
+        return watched_page([read_run_folder(path)])
+    return training_page(path, read_run(path))
+
+
 def _pages(
-    targets: list[str], how: dict[str, Any], data: str | None, reading: ReadingOptions, options: dict[str, Any]
+    targets: list[str],
+    how: dict[str, Any],
+    data: str | None,
+    reading: ReadingOptions,
+    options: dict[str, Any],
+    losses: Sequence["TaskLoss | str"] = (),
 ) -> tuple[list["Analysis"], "Page"]:
     """The analyses of all targets, and the page that shows them: one model, several, or the steps of one series."""
     from oversmooth.models.revisions import integrity, steps_of
@@ -165,7 +201,39 @@ def _pages(
         return analyses, series_page(targets[0], numbers, analyses, [flag.sentence for flag in flags])
     each = [[step.target for step in found] or [target] for target, found in zip(targets, steps, strict=True)]
     analyses = [_analysis(target, how, data, reading, options) for found in each for target in found]
-    return analyses, page_of(analyses[0]) if len(analyses) == 1 else compare_page(analyses)
+    if len(analyses) == 1:
+        return analyses, page_of(analyses[0])
+    drifts = _drifts([target for found in each for target in found], analyses, how, data, reading, options)
+    return analyses, compare_page(analyses, losses, drifts)
+
+
+def _drifts(
+    targets: list[str],
+    analyses: list["Analysis"],
+    how: dict[str, Any],
+    data: str | None,
+    reading: ReadingOptions,
+    options: dict[str, Any],
+) -> list["OutputDrift | None"]:
+    """How far every other model's output is from that of the first, where both took the same data and are of one form."""
+    from oversmooth.measurement.output_drift import output_drift
+    from oversmooth.models.opening import open_source
+
+    def form(analysis: "Analysis") -> object:
+        sizes = [(stack.family, stack.d_model, stack.blocks) for stack in analysis.inspection.stacks]
+        return sizes, analysis.measurement and analysis.measurement.data.sha256
+
+    def opened(target: str) -> Any:
+        return open_source(target, **how)
+
+    is_live = [Path(target).suffix != ".json" for target in targets]
+    run_options: dict[str, Any] = {name: options.get(name) for name in ("device", "trust_remote_code")}
+    return [
+        output_drift(opened(targets[0]), opened(target), data, **run_options, **reading)
+        if is_live[0] and live and analysis.measurement and form(analysis) == form(analyses[0])
+        else None
+        for target, live, analysis in zip(targets[1:], is_live[1:], analyses[1:], strict=True)
+    ]
 
 
 def _put(page: "Page", output: Path, format: str = "html") -> None:

@@ -13,6 +13,8 @@ NAMES = {
 }
 OUTWEIGHS = 10.0
 """Norm over the median norm from which on one token is said to decide numbers that depend on scale."""
+ONE_CHANNEL = 0.5
+"""Share of its squared norm from which on one channel is said to make the token large."""
 PLURAL = {"smoothing": "smooth", "sharpening": "sharpen", "no clear change": "make no clear change"}
 
 
@@ -30,6 +32,29 @@ def depth_words(attribution: Attribution) -> str:
     low, high = attribution.interval
     sure = f"(95% interval {signed(low)} to {signed(high)}, {attribution.sequences} sequences)"
     return f"{stack}{lead} with depth: {change} {sure}."
+
+
+def short_depth_words(attribution: Attribution) -> str:
+    """The same in two lines of a page; what it was counted on stands below, in `extent_words`."""
+    lead = WITH_DEPTH.get(attribution.direction, "Changed")
+    stack = f"{attribution.stack}: " if attribution.stack else ""
+    change = f"{attribution.quantity} changes by {signed(attribution.total)} from embedding to output"
+    if attribution.interval is None:
+        once = " on the one sequence measured" if attribution.sequences == 1 else ""
+        return f"{stack}{lead} with depth{once}: {change}."
+    low, high = attribution.interval
+    return f"{stack}{lead} with depth: {change} (95% interval {signed(low)} to {signed(high)})."
+
+
+def extent_words(attribution: Attribution) -> str:
+    """What the change from embedding to output was counted on."""
+    has_norm = any(kind.part == "final norm" for kind in attribution.kinds)
+    where = "The final norm is included; " if has_norm else ""
+    if attribution.sequences < 2:
+        text = f"{where}one sequence gives no interval"
+    else:
+        text = f"{where}{attribution.sequences} sequences were measured"
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def who_words(attribution: Attribution) -> str:
@@ -62,10 +87,23 @@ def dominating_words(found: DominatingToken) -> str:
         return ""
     stack = f"{found.stack}: " if found.stack else ""
     word = f" {found.word!r}" if found.word else ""
-    where = f"position {found.position}" + ("" if found.position_share > 0.99 else f" in {found.position_share:.0%}")
-    made = "" if found.made_by is None else f"; the {found.made_by} of depth {found.made_at_depth} makes it"
-    return (
-        f"{stack}One token outweighs the others: at depth {found.depth} the token{word} at {where} is {found.ratio:.0f} "
-        f"times as long as the median, {found.channel_share:.0%} of it in channel {found.channel}{made}. It decides "
-        "HFC/LFC there; numbers without it are given beside, and tokens at unit length do not depend on it."
+    where = f"position {found.position}" + (
+        "" if found.position_share > 0.99 else f" (in {found.position_share:.0%} of sequences)"
     )
+    made = "" if found.made_by is None else f" The {found.made_by} of depth {found.made_at_depth} makes it."
+    return (
+        f"{stack}{_size_words(found)} at depth {found.depth}: the token{word} at {where} is {found.ratio:.0f} times as long "
+        f"as the median{_channel_words(found)}.{made} It decides HFC/LFC there, but nothing that is said at unit length."
+    )
+
+
+def _size_words(found: DominatingToken) -> str:
+    """One channel that is huge is a massive activation; otherwise it is the token as a whole."""
+    return "Massive activation" if found.channel_share >= ONE_CHANNEL else "One token outweighs the others"
+
+
+def _channel_words(found: DominatingToken) -> str:
+    if found.channel_share < ONE_CHANNEL:
+        return ""
+    share = "nearly all" if found.channel_share >= 0.95 else f"{found.channel_share:.0%}"
+    return f", and {share} of its squared length lies in channel {found.channel}"

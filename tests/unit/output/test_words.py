@@ -10,7 +10,7 @@ from oversmooth.output.report.features import _parts_per_depth, curve_figure
 from oversmooth.output.report.theory import regime_strip
 from oversmooth.output.report.words import headline, summary
 from oversmooth.output.terminal.tables import show_measurement
-from oversmooth.output.words import depth_words, dominating_words, who_words
+from oversmooth.output.words import depth_words, dominating_words, short_depth_words, who_words
 from oversmooth.results import Analysis
 from tests.contract.tiny_models import tiny_model
 
@@ -43,7 +43,7 @@ def with_total(analysed, **facts):
         ),
         (
             {"total": 0.22, "interval": (0.1, 0.3), "direction": "sharpening"},
-            ("Sharper with depth", "+0.22", "4 sequences"),
+            ("Sharper with depth", "+0.22", "+0.10 to +0.30"),
         ),
         (
             {"total": 0.22, "interval": (-0.1, 0.5), "direction": "no clear change"},
@@ -51,14 +51,15 @@ def with_total(analysed, **facts):
         ),
         (
             {"total": -0.3, "interval": None, "sequences": 1, "direction": "smoothing"},
-            ("Smoother with depth on the one sequence measured, which gives no interval", "-0.30"),
+            ("Smoother with depth on the one sequence measured", "-0.30"),
         ),
     ],
 )
 def test_the_headline_says_what_was_measured_and_how_sure_it_is(analysed, facts, pieces):
     said = headline(with_total(analysed, **facts))
-    for piece in (*pieces, "the final norm included"):
+    for piece in pieces:
         assert piece in said
+    assert "The final norm is included; " in summary(with_total(analysed, **facts))
     assert "tokens at unit length" in said
     assert "cosine" not in said  # one quantity per sentence
     assert "cosine" in summary(with_total(analysed, **facts))
@@ -106,7 +107,8 @@ def test_page_table_and_json_say_the_same(analysed, capsys):
     show_measurement(analysed.measurement)
     printed = " ".join(capsys.readouterr().out.split())
     assert depth_words(attribution) in printed
-    assert headline(analysed) == depth_words(attribution)
+    assert headline(analysed) == short_depth_words(attribution)
+    assert headline(analysed).partition(" (")[0].partition(" from embedding")[0] in depth_words(attribution)
     saved = analysed.measurement.to_dict()["unit_attributions"][0]
     assert saved["direction"] == attribution.direction
     assert tuple(saved["interval"]) == attribution.interval
@@ -115,6 +117,15 @@ def test_page_table_and_json_say_the_same(analysed, capsys):
 def test_a_token_that_outweighs_the_others_is_named_with_channel_and_block(analysed):
     found = dataclasses.replace(analysed.measurement.dominating[0], ratio=185.7, word="The", position=0, channel=507)
     found = dataclasses.replace(found, depth=12, made_at_depth=12, made_by="feed-forward", position_share=1.0)
-    for piece in ("token 'The' at position 0 is 186 times", "channel 507", "the feed-forward of depth 12 makes it"):
+    for piece in ("token 'The' at position 0 is 186 times", "The feed-forward of depth 12 makes it"):
         assert piece in dominating_words(found)
+    massive = dataclasses.replace(found, channel_share=0.997)
+    assert "Massive activation" in dominating_words(massive)
+    assert "nearly all of its squared length lies in channel 507" in dominating_words(massive)
+    assert "60% of its squared length lies in channel 507" in dominating_words(
+        dataclasses.replace(found, channel_share=0.6)
+    )
+    spread = dominating_words(dataclasses.replace(found, channel_share=0.1))
+    assert spread.startswith("One token outweighs the others")
+    assert "channel" not in spread
     assert dominating_words(dataclasses.replace(found, ratio=3.0)) == ""

@@ -74,7 +74,7 @@ def _maps(stack: str, heads: Sequence[HeadAttention]) -> Pair:
                     rows,
                     [[None if head is None else head.sink for head in row] for row in table],
                     bounds=(0.0, 1.0),
-                    colours=((0.0, "var(--panel)"), (1.0, "var(--undecided)")),
+                    colours=((0.0, "var(--panel)"), (1.0, "var(--attention)")),
                     title="share",
                     hover=hover,
                     text=text,

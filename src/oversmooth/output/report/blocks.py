@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from oversmooth.output.findings import Finding
 from oversmooth.output.numbers import format_cell
 
 Figure = Mapping[str, Any]
@@ -58,13 +59,53 @@ class StripItem:
     word: str
     tone: str
     lines: tuple[str, ...]
+    short_title: str = ""
+    short_word: str = ""
+    """Both for a strip of many layers, whose cards have room for a number each; empty on cards that need their words."""
+
+    @property
+    def whole(self) -> str:
+        """Everything it says, in one line."""
+        return f"{self.title}: " + "; ".join((self.word, *self.lines))
+
+
+MANY = 16
+"""Cards beyond which a strip shows numbers only; the words appear when a card is pointed at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strip:
+    """A card per layer."""
+
     label: str
     items: tuple[StripItem, ...]
     kind: str = "strip"
+
+    @property
+    def is_many(self) -> bool:
+        return len(self.items) > MANY and all(item.short_word for item in self.items)
+
+    @property
+    def columns(self) -> tuple[int, int, int]:
+        """On a wide, a medium and a narrow screen."""
+        has_numbers = all(item.short_word for item in self.items)
+        most = (20, 12, 6) if self.is_many else (8, 6, 3) if has_numbers else (6, 3, 1)
+        wide, medium, narrow = (columns_for(len(self.items), limit) for limit in most)
+        return wide, medium, narrow
+
+    @property
+    def lone(self) -> str:
+        """Screens on which a last card would stand alone whatever is done; it fills its row there."""
+        sizes = zip(("wide", "medium", "narrow"), self.columns, strict=True)
+        return " ".join(f"lone-{name}" for name, columns in sizes if columns > 1 and len(self.items) % columns == 1)
+
+
+def columns_for(count: int, most: int) -> int:
+    """How many cards of `count` stand side by side: at most `most`, few rows, and no card alone in the last one."""
+    if count <= most:
+        return max(count, 1)
+    fitting = [columns for columns in range(2, most + 1) if count % columns != 1] or [most]
+    return min(fitting, key=lambda columns: (-(-count // columns), -count % columns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +186,10 @@ class Page:
     footer: str
     summary: str = ""
     """A few sentences below the verdict."""
+    findings: tuple[Finding, ...] = ()
+    """What stands out, each with where to look."""
+    updates: str = ""
+    """Where a page that is served while a run trains asks for newer numbers; empty for a file."""
 
 
 def cell(value: object, tone: str = "") -> Cell:

@@ -5,14 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oversmooth.output.findings import Finding
 from oversmooth.output.report.blocks import Block, Page, Pair, Plot, Section, Words, table_of
-from oversmooth.output.report.features import AXIS_TITLES, COLOURS
+from oversmooth.output.report.features import AXIS_TITLES
 from oversmooth.output.report.losses import Found, losses_section
 from oversmooth.output.report.weights import rounded
 from oversmooth.results import Analysis, PlaceValue
+from oversmooth.results.output_drift import OutputDrift
 
 GRID = tuple(k / 10 for k in range(11))
 """Relative depths at which models of different depth are compared; values between layers are interpolated."""
+COLOURS = ("var(--series-1)", "var(--series-2)", "var(--series-3)", "var(--series-4)")
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -42,8 +45,13 @@ def names_of(analyses: Sequence[Analysis]) -> list[str]:
     return [f"{name} ({index + 1})" for index, name in enumerate(names)]
 
 
-def compare_page(analyses: Sequence[Analysis], losses: Sequence[Found] = ()) -> Page:
-    """The first analysis is what the others are compared with; `losses` are those of the same models, if asked for."""
+def compare_page(
+    analyses: Sequence[Analysis], losses: Sequence[Found] = (), drifts: Sequence[OutputDrift | None] = ()
+) -> Page:
+    """The first analysis is what the others are compared with.
+
+    `losses` are those of the same models, if asked for; `drifts` are those of the others' outputs, where they were run.
+    """
     names = names_of(analyses)
     measured = [(name, a) for name, a in zip(names, analyses, strict=True) if a.measurement]
     blocks: list[Block] = []
@@ -59,10 +67,17 @@ def compare_page(analyses: Sequence[Analysis], losses: Sequence[Found] = ()) -> 
         sections.append(_differences(measured))
     if losses:
         sections.insert(0, losses_section(names, analyses, losses))
+    known = [(name, drift) for name, drift in zip(names[1:], drifts, strict=False) if drift is not None]
+    if known:
+        sections.insert(0, _outputs(names[0], known))
     sections.append(_weights(names, analyses))
     return Page(
         title="oversmooth: " + " / ".join(names),
         eyebrow=" / ".join(analysis.inspection.provenance.target for analysis in analyses),
+        findings=tuple(
+            Finding(text=drift_words(names[0], name, drift), section="outputs", title="Outputs")
+            for name, drift in known
+        ),
         verdict=_verdict(measured) or "Weights compared; nothing was measured.",
         facts=tuple(
             (name, f"{len(a.inspection.layers)} layers, weights {a.inspection.provenance.weights_sha256[:12]}")
@@ -153,6 +168,43 @@ def _differences(measured: Sequence[tuple[str, Analysis]]) -> Section:
             "the sequences were independent, which overstates it when both saw the same data."
         ),
         blocks=[table_of("differences-table", "Differences", rows)],
+    )
+
+
+def drift_words(first: str, name: str, drift: OutputDrift) -> str:
+    """How far the output moved, and whether sequences became more alike."""
+    text = (
+        f"The output of {name} is {drift.relative_distance:.0%} away from that of {first} "
+        f"(mean cosine {drift.cosine:.3f} token by token)"
+    )
+    if drift.similarity is None or drift.other_similarity is None:
+        return f"{text}."
+    return (
+        f"{text}; different sequences are {drift.other_similarity:.2f} alike in it, {drift.similarity:.2f} in {first}."
+    )
+
+
+def _outputs(first: str, drifts: Sequence[tuple[str, OutputDrift]]) -> Section:
+    rows = [
+        {
+            "model": name,
+            "relative distance": drift.relative_distance,
+            "cosine to the first": drift.cosine,
+            "similarity between sequences": drift.other_similarity,
+            f"the same in {first}": drift.similarity,
+            "sequences": drift.sequences,
+            "tokens": drift.tokens,
+        }
+        for name, drift in drifts
+    ]
+    return Section(
+        id="outputs",
+        title="Outputs",
+        lead=(
+            "Features behind the last block and the final norm, on the same inputs. Features may change over depth while "
+            "outputs stay, and outputs may drift, or become alike between sequences, where curves look the same."
+        ),
+        blocks=[table_of("outputs-table", "Outputs compared", rows)],
     )
 
 

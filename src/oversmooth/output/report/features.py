@@ -4,19 +4,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from oversmooth.output.numbers import signed
-from oversmooth.output.report.blocks import Pair, Plot, Section, table_of
+from oversmooth.output.report.blocks import Block, Pair, Plot, Section, table_of
 from oversmooth.output.report.weights import rounded
 from oversmooth.results import Attribution, Measurement, PlaceValue
 
-COLOURS = ("var(--accent)", "var(--sharpen)", "var(--neutral)", "var(--undecided)")
+STACK_DASHES = ("solid", "dash", "dot", "dashdot")
+"""Stacks of one model differ by their line, because colours already say what happens and who does it."""
 PARTS = {
-    "attention": "var(--smooth)",
-    "cross-attention": "var(--undecided)",
-    "feed-forward": "var(--sharpen)",
-    "norm": "var(--neutral)",
-    "final norm": "var(--accent)",
-    "other": "var(--line)",
+    "attention": "var(--attention)",
+    "cross-attention": "var(--cross-attention)",
+    "feed-forward": "var(--feed-forward)",
+    "norm": "var(--norm)",
+    "final norm": "var(--norm)",
+    "other": "var(--other)",
 }
+PATTERNS = {"final norm": "/", "other": "x"}
+"""Of bars whose colour another part has too, or that no colour is kept for."""
 AXIS_TITLES = {"cosine": "mean cosine between tokens", "hfc_lfc": "HFC / LFC"}
 
 
@@ -27,13 +30,13 @@ def curve_figure(measurement: Measurement, metric: str) -> dict[str, Any]:
     depths, has_norm = [0], False
     for index, stack in enumerate(stacks):
         points = [point for point in measurement.curve(metric, stack) if point.mean is not None]
-        colour = COLOURS[index % len(COLOURS)]
-        traces += _band_and_line(points, stack or metric, colour, in_legend=len(stacks) > 1)
+        dash = STACK_DASHES[index % len(STACK_DASHES)]
+        traces += _band_and_line(points, stack or metric, dash, in_legend=len(stacks) > 1)
         depths += [point.depth for point in points]
         final = measurement.final(metric, stack)
         if points and final is not None and final.mean is not None:
             has_norm = True
-            traces.append(_final_norm(points[-1], final, colour))
+            traces.append(_final_norm(points[-1], final))
     layout = {
         "height": 290,
         "xaxis": depth_axis(max(depths), has_norm, "depth (0 = embedding)"),
@@ -54,7 +57,7 @@ def depth_axis(last: int, has_norm: bool, title: str) -> dict[str, Any]:
     return {"title": {"text": title}, "tickvals": ticks, "ticktext": names, "tickangle": 0}
 
 
-def _band_and_line(points: Sequence[PlaceValue], name: str, colour: str, *, in_legend: bool) -> list[dict[str, Any]]:
+def _band_and_line(points: Sequence[PlaceValue], name: str, dash: str, *, in_legend: bool) -> list[dict[str, Any]]:
     depth = [point.depth for point in points]
     mean = [point.mean or 0.0 for point in points]
     band = [point.standard_error or 0.0 for point in points]
@@ -67,7 +70,7 @@ def _band_and_line(points: Sequence[PlaceValue], name: str, colour: str, *, in_l
             "x": depth + depth[::-1],
             "y": rounded(above + below[::-1]),
             "fill": "toself",
-            "fillcolor": colour,
+            "fillcolor": "var(--ink)",
             "opacity": 0.2,
             "line": {"width": 0},
             "hoverinfo": "skip",
@@ -79,7 +82,7 @@ def _band_and_line(points: Sequence[PlaceValue], name: str, colour: str, *, in_l
             "name": name,
             "x": depth,
             "y": rounded(mean),
-            "line": {"color": colour, "width": 2.5},
+            "line": {"color": "var(--ink)", "dash": dash, "width": 2.5},
             "marker": {"size": 6},
             "showlegend": in_legend,
             "hovertemplate": "depth %{x}: %{y}<extra></extra>",
@@ -87,7 +90,7 @@ def _band_and_line(points: Sequence[PlaceValue], name: str, colour: str, *, in_l
     ]
 
 
-def _final_norm(last: PlaceValue, final: PlaceValue, colour: str) -> dict[str, Any]:
+def _final_norm(last: PlaceValue, final: PlaceValue) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines+markers",
@@ -99,31 +102,62 @@ def _final_norm(last: PlaceValue, final: PlaceValue, colour: str) -> dict[str, A
             "width": 3,
             "thickness": 1,
         },
-        "line": {"color": colour, "width": 1.5, "dash": "dot"},
-        "marker": {"size": [0, 8], "symbol": "diamond", "color": colour},
+        "line": {"color": "var(--ink)", "width": 1.5, "dash": "dot"},
+        "marker": {"size": [0, 8], "symbol": "diamond", "color": "var(--ink)"},
         "showlegend": False,
         "hovertemplate": "behind the final norm: %{y}<extra></extra>",
     }
 
 
-def curves(measurement: Measurement) -> Pair:
-    """The two curves of the first screen."""
-    return Pair(
-        plots=(
-            Plot(
-                id="cosine",
-                figure=curve_figure(measurement, "cosine"),
-                caption="How parallel tokens are. 1 means fully smoothed. Bands: one standard error over sequences.",
-                alt=f"Line plot: mean cosine {_ends(measurement, 'cosine')}.",
-            ),
+def first_figures(measurement: Measurement) -> Plot | Pair:
+    """What the first screen shows: how parallel tokens become, and who does it."""
+    cosine = Plot(
+        id="cosine",
+        figure=curve_figure(measurement, "cosine"),
+        caption="How parallel tokens are. 1 means fully smoothed. Bands: one standard error over sequences.",
+        alt=f"Line plot: mean cosine {_ends(measurement, 'cosine')}.",
+    )
+    shown = measurement.shown_attributions
+    return Pair(plots=(cosine, _waterfall_plot(shown[0]))) if shown else cosine
+
+
+def scale_section(measurement: Measurement) -> Section:
+    """HFC/LFC of tokens with their lengths, and without the largest one, which alone may decide it."""
+    figure = curve_figure(measurement, "hfc_lfc")
+    without = [
+        (point.depth, point.mean_without_largest)
+        for point in measurement.curve("hfc_lfc")
+        if point.mean_without_largest is not None
+    ]
+    if without:
+        figure["traces"].append(_without_largest(without))
+    words = " The thin line leaves the largest token of every sequence out." if without else ""
+    return Section(
+        id="scale",
+        title="Tokens as they are",
+        lead="HFC/LFC depends on how long tokens are, so that a single long one can decide it; what theory speaks of.",
+        blocks=[
             Plot(
                 id="hfc-lfc",
-                figure=curve_figure(measurement, "hfc_lfc"),
-                caption="What differs between tokens over what they share. 0 means fully smoothed.",
+                figure=figure,
+                caption=f"What differs between tokens over what they share. 0 means fully smoothed.{words}",
                 alt=f"Line plot: HFC/LFC {_ends(measurement, 'hfc_lfc')}.",
-            ),
-        )
+            )
+        ],
     )
+
+
+def _without_largest(points: Sequence[tuple[int, float]]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "without the largest token",
+        "x": [depth for depth, _ in points],
+        "y": rounded([value for _, value in points]),
+        "line": {"color": "var(--soft)", "dash": "dash", "width": 1.5},
+        "showlegend": True,
+        "hovertemplate": "without the largest token, depth %{x}: %{y}<extra></extra>",
+    }
 
 
 def _ends(measurement: Measurement, metric: str) -> str:
@@ -137,7 +171,9 @@ def _ends(measurement: Measurement, metric: str) -> str:
 
 def attribution_section(measurement: Measurement) -> Section:
     """Attention, feed-forward and norms: what each did to log(HFC/LFC), in total and per layer."""
-    blocks = [_attribution_plots(attribution) for attribution in measurement.shown_attributions]
+    first, *others = measurement.shown_attributions or (None,)
+    blocks: list[Block] = [] if first is None else [_parts_plot(first)]
+    blocks += [Pair(plots=(_waterfall_plot(other), _parts_plot(other))) for other in others if other is not None]
     as_they_are = {(p.stack, p.depth, p.place): p.change for item in measurement.attributions for p in item.parts}
     rows = [
         {
@@ -165,26 +201,31 @@ def attribution_section(measurement: Measurement) -> Section:
     )
 
 
-def _attribution_plots(attribution: Attribution) -> Pair:
-    """The sum of each kind of sub-block, and the same per layer."""
-    suffix = f"-{attribution.stack}" if attribution.stack else ""
+def _waterfall_plot(attribution: Attribution) -> Plot:
+    """The sum of each kind of sub-block."""
     name = f" ({attribution.stack})" if attribution.stack else ""
-    return Pair(
-        plots=(
-            Plot(
-                id=f"waterfall{suffix}",
-                figure=_waterfall(attribution),
-                caption=f"From embedding to output{name}: what each kind of sub-block did. Down smooths.",
-                alt=f"Waterfall: {attribution_words(attribution)}.",
-            ),
-            Plot(
-                id=f"parts{suffix}",
-                figure=_parts_per_depth(attribution),
-                caption=f"The same per layer{name}. Below 0 smooths; the line is the sum.",
-                alt="Stacked bars per layer of the same parts; the table has the numbers.",
-            ),
-        )
+    return Plot(
+        id=f"waterfall-{attribution.stack}" if attribution.stack else "waterfall",
+        figure=_waterfall(attribution),
+        caption=f"From embedding to output{name}: what each kind of sub-block did. Down smooths.",
+        alt=f"Waterfall: {attribution_words(attribution)}.",
     )
+
+
+def _parts_plot(attribution: Attribution) -> Plot:
+    """The same per layer."""
+    name = f" ({attribution.stack})" if attribution.stack else ""
+    return Plot(
+        id=f"parts-{attribution.stack}" if attribution.stack else "parts",
+        figure=_parts_per_depth(attribution),
+        caption=f"Who did what in which layer{name}. Below 0 smooths; the line is the sum.",
+        alt="Stacked bars per layer of the same parts; the table has the numbers.",
+    )
+
+
+def change_title(attribution: Attribution) -> str:
+    """What an axis of changes shows: of tokens as they are, or at unit length."""
+    return "Δ log(HFC/LFC)" + (" at unit length" if "unit length" in attribution.quantity else "")
 
 
 def attribution_words(attribution: Attribution) -> str:
@@ -213,7 +254,8 @@ def _waterfall(attribution: Attribution) -> dict[str, Any]:
         "totals": {"marker": {"color": "var(--neutral)"}},
         "connector": {"line": {"color": "var(--line)"}},
     }
-    return {"traces": [trace], "layout": {"height": 320, "xaxis": {}, "yaxis": {"title": {"text": "Δ log(HFC/LFC)"}}}}
+    layout = {"height": 290, "xaxis": {}, "yaxis": {"title": {"text": change_title(attribution)}}}
+    return {"traces": [trace], "layout": layout}
 
 
 def _parts_per_depth(attribution: Attribution) -> dict[str, Any]:
@@ -231,7 +273,7 @@ def _parts_per_depth(attribution: Attribution) -> dict[str, Any]:
             "name": kind,
             "x": depths,
             "y": rounded([changes.get((depth, kind), 0.0) for depth in depths]),
-            "marker": {"color": colour},
+            "marker": {"color": colour, "pattern": {"shape": PATTERNS.get(kind, ""), "solidity": 0.4}},
         }
         for kind, colour in PARTS.items()
         if any(part.part == kind for part in attribution.parts)
@@ -250,6 +292,6 @@ def _parts_per_depth(attribution: Attribution) -> dict[str, Any]:
         "height": 320,
         "barmode": "relative",
         "xaxis": depth_axis(last, depths[-1] > last, "depth"),
-        "yaxis": {"title": {"text": "Δ log(HFC/LFC)"}},
+        "yaxis": {"title": {"text": change_title(attribution)}},
     }
     return {"traces": traces, "layout": layout}

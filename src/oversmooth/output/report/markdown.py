@@ -8,6 +8,7 @@ from oversmooth.output.report.blocks import Bars, Block, Items, Page, Pair, Plot
 def markdown_of(page: Page) -> str:
     """The whole page, headings from the second level on."""
     parts = [f"## {_line(page.title)}", f"**{_line(page.verdict)}**", _line(page.summary)]
+    parts.append("\n".join(f"- {_line(finding.text)}" for finding in page.findings))
     parts.append("\n".join(f"- {_line(name)}: {_line(value)}" for name, value in page.facts))
     for section in page.sections:
         parts += [f"### {_line(section.title)}" if section.title else "", _line(section.lead)]

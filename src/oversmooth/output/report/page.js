@@ -1,7 +1,7 @@
 // Draws each figure when it comes near the screen, in the colours of the page; sorts tables; saves figures and tables.
 (() => {
   "use strict";
-  const data = JSON.parse(document.getElementById("figures").textContent);
+  let data = JSON.parse(document.getElementById("figures").textContent);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const drawn = new Map();
 
@@ -16,15 +16,22 @@
     gridcolor: css("--grid"), zerolinecolor: css("--line"), linecolor: css("--line"), automargin: true, ...own,
     title: { ...(own.title || {}), font: { size: 13 } },
   });
-  const layoutOf = (figure) => {
+  const NARROW = 460; // pixels of a plot below which labels of an axis are thinned
+  const thinned = (own, width) => {
+    const every = width < NARROW && own.tickvals ? Math.ceil(own.tickvals.length / 8) : 1;
+    const last = own.tickvals ? own.tickvals.length - 1 : 0;
+    const kept = (_, k) => k === last || (k % every === 0 && last - k >= every);
+    return every < 2 ? own : { ...own, tickvals: own.tickvals.filter(kept), ticktext: own.ticktext.filter(kept) };
+  };
+  const layoutOf = (figure, width = Infinity) => {
     const own = coloured(figure.layout || {});
     const layout = {
       autosize: true, height: 320, margin: { l: 56, r: 18, t: 14, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)", font: { color: css("--ink"), size: 13 }, hovermode: "closest",
-      legend: { orientation: "h", y: 1.12, x: 0 }, ...own,
+      legend: { orientation: "h", yanchor: "bottom", y: 1.02, x: 0 }, ...own,
     };
     for (const key of Object.keys(own)) if (/^[xy]axis/.test(key)) {
-      layout[key] = axis(own[key]);
+      layout[key] = axis(thinned(own[key], width));
     }
     return layout;
   };
@@ -34,7 +41,7 @@
     const step = Number(node.dataset.step || 0);
     const traces = figure.steps ? [...(figure.traces || []), ...figure.steps[step].traces] : figure.traces;
     const layout = figure.steps && figure.steps[step].layout ? { ...figure.layout, ...figure.steps[step].layout } : figure.layout;
-    Plotly.react(node, coloured(traces), layoutOf({ layout }), { displayModeBar: false, responsive: true });
+    Plotly.react(node, coloured(traces), layoutOf({ layout }, node.clientWidth), { displayModeBar: false, responsive: true });
     drawn.set(node, true);
   };
 
@@ -110,4 +117,31 @@
       });
     });
   }
+
+  // A page that is served while a run trains asks for newer numbers; where other figures come, it is loaded again.
+  const updates = document.body.dataset.updates;
+  const EVERY = 2000; // milliseconds
+  const texts = (parent, rows) => parent && parent.replaceChildren(...rows);
+  const fact = ([name, value]) => {
+    const item = document.createElement("li"), strong = document.createElement("b");
+    strong.textContent = value;
+    item.append(name + " ", strong);
+    return item;
+  };
+  let seen = "";
+  const ask = async () => {
+    try {
+      const answer = await fetch(updates, { cache: "no-store" });
+      const text = answer.ok ? await answer.text() : seen;
+      if (text === seen) return;
+      const news = JSON.parse(text);
+      if (Object.keys(news.figures).join() !== Object.keys(data).join()) return location.reload();
+      seen = text;
+      data = news.figures;
+      document.getElementById("verdict-line").textContent = news.verdict;
+      texts(document.getElementById("facts"), news.facts.map(fact));
+      redraw();
+    } catch { /* the server has gone: the page stays as it was */ } finally { setTimeout(ask, EVERY); }
+  };
+  if (updates) ask();
 })();

@@ -1,9 +1,12 @@
 """An `Analysis` as a page: the answer first, then what it rests on."""
 
 from oversmooth.output.data_words import how_made, how_much
+from oversmooth.output.findings import findings
+from oversmooth.output.numbers import signed
+from oversmooth.output.reference import known_range
 from oversmooth.output.report.attention import attention_section
 from oversmooth.output.report.blocks import Block, Items, Page, Section, Strip, StripItem, Words, table_of
-from oversmooth.output.report.features import attribution_section, curves
+from oversmooth.output.report.features import attribution_section, first_figures, scale_section
 from oversmooth.output.report.plugged import plugged_sections
 from oversmooth.output.report.theory import (
     head_exponents,
@@ -13,7 +16,7 @@ from oversmooth.output.report.theory import (
     verdict_section,
     what_if_section,
 )
-from oversmooth.output.report.weights import heads_section, layer_name, norms_section, spectra_section
+from oversmooth.output.report.weights import heads_section, layer_name, norms_section, short_place, spectra_section
 from oversmooth.output.report.words import headline, summary
 from oversmooth.output.report.worth import worth_section
 from oversmooth.results import Analysis, Provenance
@@ -36,12 +39,14 @@ LIMITS = (
 def page_of(analysis: Analysis) -> Page:
     """The whole report, from top to bottom."""
     inspection, measurement, prediction = analysis.inspection, analysis.measurement, analysis.prediction
+    residuals = {stack.name: stack.residual for stack in inspection.stacks}
     sections = [
         _first_screen(analysis),
         attribution_section(measurement) if measurement else None,
+        scale_section(measurement) if measurement else None,
         worth_section(measurement) if measurement else None,
         attention_section(measurement) if measurement else None,
-        ladder_section(prediction) if prediction else None,
+        ladder_section(prediction, residuals) if prediction else None,
         spectra_section(inspection, rho_ac_by_layer(prediction) if prediction else {}),
         heads_section(inspection, head_exponents(prediction) if prediction else {}),
         what_if_section(prediction) if prediction else None,
@@ -57,6 +62,7 @@ def page_of(analysis: Analysis) -> Page:
         eyebrow=provenance.target,
         verdict=headline(analysis),
         summary=summary(analysis),
+        findings=findings(measurement) if measurement and measurement.shown_attributions else (),
         facts=_facts(analysis),
         sections=tuple(section for section in sections if section is not None),
         footer="Made by oversmooth. This page needs no network and sends nothing anywhere.",
@@ -80,7 +86,8 @@ def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     if analysis.measurement:
         data = analysis.measurement.data
         partial = " (interrupted)" if analysis.measurement.is_partial else ""
-        facts.append(("measured on", f"{data.sequences} sequences, {data.tokens} tokens{partial}"))
+        sequences = f"{data.sequences} sequence{'s' * (data.sequences != 1)}"
+        facts.append(("measured on", f"{sequences}, {data.tokens:,} tokens{partial}"))
     if analysis.verification:
         word = "fits" if analysis.verification.passed else "DOES NOT FIT"
         facts.append(("layout", f"{word} this model, max error {analysis.verification.largest_error:.0e}"))
@@ -94,19 +101,30 @@ def _first_screen(analysis: Analysis) -> Section:
     if run := analysis.measurement or analysis.prediction:
         blocks += [Words(text=f"Warning: {warning}", kind="note") for warning in run.data.warnings]
     if analysis.measurement:
-        blocks.append(curves(analysis.measurement))
+        blocks.append(first_figures(analysis.measurement))
     blocks.append(regime_strip(analysis.prediction) if analysis.prediction else _strip(analysis))
     return Section(id="top", blocks=blocks)
 
 
 def _strip(analysis: Analysis) -> Strip:
     items = []
+    residuals = {stack.name: stack.residual for stack in analysis.inspection.stacks}
     for layer in analysis.inspection.layers:
         tendency = layer.tendency
         tone = "neutral" if tendency is None else "smoothing" if tendency > 0 else "sharpening"
         word = {"smoothing": "▼ tends to smooth", "sharpening": "▲ tends to sharpen"}.get(tone, "no value")
-        line = f"log ρ_dc {tendency:+.2f}" if tendency is not None else "unreadable"
-        items.append(StripItem(title=layer_name(layer), word=word, tone=tone, lines=(line,)))
+        line = f"log ρ_dc {signed(tendency)}" if tendency is not None else "unreadable"
+        known = known_range("tendency", residuals.get(layer.stack, ""))
+        items.append(
+            StripItem(
+                title=layer_name(layer),
+                word=word,
+                tone=tone,
+                lines=(line, *([f"known {known.words}"] if known else [])),
+                short_title=short_place(layer.stack, layer.layer),
+                short_word="unreadable" if tendency is None else f"{word[:1]} {signed(tendency)}",
+            )
+        )
     return Strip(label="Tendency of each layer's weights", items=tuple(items))
 
 

@@ -28,11 +28,11 @@ def render(page: Page) -> str:
         css=own("page.css"),
         script=own("page.js"),
         plotly=Markup(get_plotlyjs()),
-        figures=Markup(_script_safe(_figures(page))),
+        figures=Markup(_script_safe(figures_of(page))),
     )
 
 
-def _figures(page: Page) -> dict[str, Any]:
+def figures_of(page: Page) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for block in (block for section in page.sections for block in section.blocks):
         plots = block.plots if isinstance(block, Pair) else (block,) if isinstance(block, Plot) else ()

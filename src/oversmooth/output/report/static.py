@@ -76,11 +76,11 @@ def _attribution(measurement: Measurement) -> "Figure":
     attribution = measurement.attributions[0]
     depths = sorted({part.depth for part in attribution.parts})
     colours = {
-        "attention": "#0072b2",
-        "feed-forward": "#c85a00",
-        "norm": "#8b949e",
-        "final norm": "#1a7f37",
-        "cross-attention": "#8250df",
+        "attention": "#7b3fc4",
+        "feed-forward": "#2f8f4e",
+        "norm": "#5c4a00",
+        "final norm": "#a08a3c",
+        "cross-attention": "#d0479b",
     }
     below, above = dict.fromkeys(depths, 0.0), dict.fromkeys(depths, 0.0)
     for kind, colour in colours.items():

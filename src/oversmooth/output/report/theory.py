@@ -1,10 +1,12 @@
 """The part of a report that a prediction fills: regimes, the ladder of explanation, what-ifs, verdicts."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from oversmooth.output.numbers import signed
+from oversmooth.output.reference import known_range, range_words
 from oversmooth.output.report.blocks import Block, Plot, Section, Slider, Strip, StripItem, Words, table_of
-from oversmooth.output.report.weights import rounded
+from oversmooth.output.report.weights import rounded, short_place
 from oversmooth.results import LayerPrediction, Prediction
 
 DIRECTION_WORDS = {"smoothing": "▼ smooths", "sharpening": "▲ sharpens", "no clear change": "≈ no clear change"}
@@ -48,6 +50,8 @@ def regime_strip(prediction: Prediction) -> Strip:
                 word=DIRECTION_WORDS.get(layer.direction, "not measured"),
                 tone=tone,
                 lines=(_measured_words(layer), REGIME_WORDS[layer.regime]),
+                short_title=short_place(layer.stack, layer.layer),
+                short_word=_short_word(layer),
             )
         )
     return Strip(
@@ -56,11 +60,17 @@ def regime_strip(prediction: Prediction) -> Strip:
     )
 
 
+def _short_word(layer: LayerPrediction) -> str:
+    if layer.measured is None:
+        return "no value"
+    return f"{DIRECTION_WORDS.get(layer.direction, '')[:1]} {signed(layer.measured)}".strip()
+
+
 def _measured_words(layer: LayerPrediction) -> str:
     if layer.measured is None:
         return "no value"
     if layer.measured_interval is None:
-        return f"measured {signed(layer.measured)}" + (" (one sequence)" if layer.measured_sequences == 1 else "")
+        return f"measured {signed(layer.measured)}"
     low, high = layer.measured_interval
     return f"measured {signed(layer.measured)} ({signed(low)} to {signed(high)})"
 
@@ -82,8 +92,11 @@ def head_exponents(prediction: Prediction) -> dict[tuple[str, int, int], float]:
     return found
 
 
-def ladder_section(prediction: Prediction) -> Section:
-    """From the theorem to the measurement, layer by layer, and how well each rung agrees over all layers."""
+def ladder_section(prediction: Prediction, residuals: Mapping[str, str]) -> Section:
+    """From the theorem to the measurement, layer by layer, and how well each rung agrees over all layers.
+
+    `residuals` is the residual form of every stack, which says what known models a layer is compared with.
+    """
     steps = [_ladder(layer) for layer in prediction.layers]
     blocks: list[Block] = []
     if steps:
@@ -99,7 +112,9 @@ def ladder_section(prediction: Prediction) -> Section:
                 slider=Slider(count=len(steps), first=steps[0]["words"]),
             )
         )
-    blocks.append(table_of("ladder-table", "The ladder of every layer", _ladder_rows(prediction)))
+    blocks.append(table_of("ladder-table", "The ladder of every layer", _ladder_rows(prediction, residuals)))
+    if words := range_words("exponent", list(residuals.values())):
+        blocks.append(Words(text=words.replace("the exponent", "the exponent (rung 0)")))
     if any(layer.leak for layer in prediction.layers):
         blocks.append(Words(text=LEAK_WORDS))
     blocks.append(Words(text="How well each rung agrees with the measurement, over all layers:"))
@@ -115,7 +130,8 @@ def ladder_section(prediction: Prediction) -> Section:
     )
 
 
-def _ladder_rows(prediction: Prediction) -> list[dict[str, Any]]:
+def _ladder_rows(prediction: Prediction, residuals: Mapping[str, str]) -> list[dict[str, Any]]:
+    ranges = {stack: known_range("exponent", residual) for stack, residual in residuals.items()}
     leaks = any(layer.leak for layer in prediction.layers)
     longest = max((len(layer.rungs) for layer in prediction.layers), default=0)
     return [
@@ -125,8 +141,10 @@ def _ladder_rows(prediction: Prediction) -> list[dict[str, Any]]:
             "measured": layer.measured,
             **({"leak": layer.leak} if leaks else {}),
             "if repeated": layer.regime,
-            **dict.fromkeys((f"rung {k}" for k in range(longest)), None),
-            **{f"rung {rung.rung}": rung.mean for rung in layer.rungs},
+            "rung 0": layer.rungs[0].mean if layer.rungs else None,
+            "known range of rung 0": known.words if (known := ranges.get(layer.stack)) else "",
+            **dict.fromkeys((f"rung {k}" for k in range(1, longest)), None),
+            **{f"rung {rung.rung}": rung.mean for rung in layer.rungs[1:]},
             "carried by": layer.carries or "",
             "right from rung": layer.explained_from,
         }

@@ -50,16 +50,25 @@ def _point(place: str, line: str) -> Point:
     return point
 
 
-def training_page(path: PurePath, points: Sequence[Point]) -> Page:
+def smoothing_figures(points: Sequence[Point]) -> list[Plot]:
     """One figure per metric, a line per depth or layer, dark to light."""
+    return [_figure(title, list(names), points) for title, names in _metrics(points).items()]
+
+
+def _metrics(points: Sequence[Point]) -> dict[str, dict[tuple[str, int], None]]:
+    """Names and places of every metric of smoothing that was logged."""
     metrics: dict[str, dict[tuple[str, int], None]] = {}
     for name in dict.fromkeys(key for point in points for key in point):
         if match := NAME.fullmatch(name):
             title = (match["stack"] or "") + match["metric"]
             metrics.setdefault(title, {})[name, int(match["place"])] = None
-    blocks: list[Block] = [_figure(title, list(names), points) for title, names in metrics.items()]
+    return metrics
+
+
+def training_page(path: PurePath, points: Sequence[Point]) -> Page:
+    """What a monitor wrote, or the steps of a series: smoothing over training, and every number."""
     last = points[-1]
-    deepest = [name for title, names in metrics.items() if title.endswith("cosine") for name, _ in names]
+    deepest = [name for title, names in _metrics(points).items() if title.endswith("cosine") for name, _ in names]
     verdict = "No smoothing metric was found in this run."
     if deepest:
         measured = [point[deepest[-1]] for point in points if point.get(deepest[-1]) is not None]
@@ -67,15 +76,17 @@ def training_page(path: PurePath, points: Sequence[Point]) -> Page:
             first_value, last_value = measured[0], measured[-1]
             change = f"went from {first_value:.2f} to {last_value:.2f}"
             verdict = f"Over {last['step']} steps the mean cosine of the last layer {change}; 1 means fully smoothed."
-    smoothing = [point for point in points if any(NAME.fullmatch(key) for key in point)] or points
-    names = dict.fromkeys(["step", *(key for point in smoothing for key in point)])
-    rows = [{name: point.get(name) for name in names} for point in smoothing]
+    smoothing = [point for point in points if any(NAME.fullmatch(key) for key in point)]
+    shown = smoothing or points
+    names = dict.fromkeys(["step", *(key for point in shown for key in point)])
+    rows = [{name: point.get(name) for name in names} for point in shown]
     table = table_of("run", "Every number of the run", rows)
+    blocks: list[Block] = list(smoothing_figures(points))
     return Page(
         title=f"oversmooth: {path.name}",
         eyebrow=str(path),
         verdict=verdict,
-        facts=(("measurements", str(len(points))), ("last step", str(last["step"]))),
+        facts=(("measurements of smoothing", str(len(smoothing))), ("last step", str(last["step"]))),
         sections=(Section(id="curves", blocks=blocks), Section(id="numbers", title="Numbers", blocks=[table])),
         footer="Made by oversmooth. This page needs no network and sends nothing anywhere.",
     )
@@ -94,7 +105,7 @@ def _figure(title: str, names: list[tuple[str, int]], points: Sequence[Point]) -
                 "name": str(place),
                 "x": [step for step, _ in known],
                 "y": rounded([value for _, value in known]),
-                "line": {"color": f"hsl({210 - 180 * share:.0f}, 70%, 48%)", "width": 2},
+                "line": {"color": f"hsl(285, {20 + 45 * share:.0f}%, {68 - 30 * share:.0f}%)", "width": 2},
                 "marker": {"size": 5},
             }
         )
@@ -109,6 +120,6 @@ def _figure(title: str, names: list[tuple[str, int]], points: Sequence[Point]) -
                 "yaxis": {"title": {"text": TITLES.get(metric, metric)}},
             },
         },
-        caption=f"{TITLES.get(metric, metric)} over training; one line per depth, blue is shallow, red is deep.",
+        caption=f"{TITLES.get(metric, metric)} over training; one line per depth, pale is shallow, strong is deep.",
         alt=f"Line plot of {title} over training steps; the table below has every number.",
     )

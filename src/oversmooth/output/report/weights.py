@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from oversmooth.output.numbers import NOTHING
+from oversmooth.output.reference import known_range, range_words
 from oversmooth.output.report.blocks import Block, Plot, Section, Slider, Words, table_of
 from oversmooth.output.report.heat_map import heat_map
 from oversmooth.results import Inspection, LayerInspection, Spectrum
@@ -27,8 +29,14 @@ def layer_name(layer: LayerInspection) -> str:
     return f"{name} (×{len(layer.passes)})" if len(layer.passes) > 1 else name
 
 
+def short_place(stack: str, layer: int) -> str:
+    """A layer on a card that has room for a number."""
+    return f"{stack[:3]} {layer}" if stack else str(layer)
+
+
 def rounded(values: Sequence[float]) -> list[float]:
-    return [float(f"{value:.{DIGITS}g}") for value in values]
+    """For a figure; what rounding left of zero is zero, as in tables."""
+    return [0.0 if abs(value) < NOTHING else float(f"{value:.{DIGITS}g}") for value in values]
 
 
 def spectra_section(inspection: Inspection, rho_ac: dict[tuple[str, int], float]) -> Section:
@@ -46,7 +54,11 @@ def spectra_section(inspection: Inspection, rho_ac: dict[tuple[str, int], float]
                 slider=Slider(count=len(steps), first=steps[0]["words"]),
             )
         )
-    blocks.append(table_of("layers", "Spectra per layer", [_row(layer) for layer in inspection.layers]))
+    residuals = {stack.name: stack.residual for stack in inspection.stacks}
+    rows = [_row(layer, residuals.get(layer.stack, "")) for layer in inspection.layers]
+    blocks.append(table_of("layers", "Spectra per layer", rows))
+    if words := range_words("tendency", list(residuals.values())):
+        blocks.append(Words(text=words))
     blocks += _unreadable(inspection)
     return Section(
         id="spectra",
@@ -56,8 +68,9 @@ def spectra_section(inspection: Inspection, rho_ac: dict[tuple[str, int], float]
     )
 
 
-def _row(layer: LayerInspection) -> dict[str, object]:
+def _row(layer: LayerInspection, residual: str) -> dict[str, object]:
     plain, folded = layer.plain, layer.folded
+    known = known_range("tendency", residual)
     return {
         "layer": layer_name(layer),
         "ρ_dc": plain and plain.rho_dc,
@@ -67,6 +80,7 @@ def _row(layer: LayerInspection) -> dict[str, object]:
         "share Re<0": plain and plain.negative_share,
         "ρ_dc with norm": folded and folded.rho_dc,
         "tendency": layer.tendency,
+        "known range": known.words if known else "",
         "asymmetry": layer.asymmetry,
         "value bias": layer.bias_norm,
         "note": layer.unreadable or ("not diagonalizable" if plain and plain.is_defective else ""),
@@ -82,9 +96,9 @@ def _plane(layer: LayerInspection, rho_ac: float | None) -> dict[str, Any]:
     assert layer.plain is not None
     traces = []
     if layer.folded is not None and layer.folded.eigenvalues:
-        traces.append(_points(layer.folded, "with norm folded in", "var(--neutral)", "x-thin-open", 5))
+        traces.append(_points(layer.folded, "with norm folded in", "var(--soft)", "x-thin-open", 5))
     if layer.plain.eigenvalues:
-        traces.append(_points(layer.plain, "H", "var(--accent)", "circle-open", 6))
+        traces.append(_points(layer.plain, "H", "var(--ink)", "circle-open", 6))
     real, imaginary = layer.plain.dominating
     traces.append(
         {
@@ -93,7 +107,7 @@ def _plane(layer: LayerInspection, rho_ac: float | None) -> dict[str, Any]:
             "name": "dominating",
             "x": rounded([real, real]),
             "y": rounded([imaginary, -imaginary]),
-            "marker": {"color": "var(--sharpen)", "symbol": "diamond", "size": 10},
+            "marker": {"color": "var(--ink)", "symbol": "diamond", "size": 10},
         }
     )
     traces.append(_circle(layer.plain.rho_dc, f"|1 + λ| = ρ_dc = {layer.plain.rho_dc:.3f}", "var(--smooth)", "solid"))
@@ -136,7 +150,6 @@ def _plane_layout(layers: Sequence[LayerInspection]) -> dict[str, Any]:
         "height": 460,
         "xaxis": {"title": {"text": "Re λ"}, "range": [-1 - reach, reach - 1], "constrain": "domain"},
         "yaxis": {"title": {"text": "Im λ"}, "scaleanchor": "x", "range": [-reach, reach]},
-        "legend": {"orientation": "h", "y": 1.1, "x": 0},
     }
 
 

@@ -1,6 +1,6 @@
 """The answer in a few sentences: what was measured first, then what the theory says, each with one quantity."""
 
-from oversmooth.output.words import depth_words, dominating_words, ends_words, who_words
+from oversmooth.output.words import ends_words, extent_words, short_depth_words, who_words
 from oversmooth.results import Analysis, Inspection, Prediction
 
 
@@ -11,8 +11,8 @@ def headline(analysis: Analysis) -> str:
     if not analysis.measurement.shown_attributions:
         return "No sequence could be measured."
     is_random = analysis.measurement.data.origin == "random ids"
-    where = "On random token ids, not on text: " if is_random else ""
-    return where + depth_words(analysis.measurement.shown_attributions[0])
+    where = "On random token ids: " if is_random else ""
+    return where + short_depth_words(analysis.measurement.shown_attributions[0])
 
 
 def summary(analysis: Analysis) -> str:
@@ -20,9 +20,9 @@ def summary(analysis: Analysis) -> str:
     parts = []
     if analysis.measurement is not None and analysis.measurement.shown_attributions:
         parts += [
+            extent_words(analysis.measurement.shown_attributions[0]),
             who_words(analysis.measurement.shown_attributions[0]),
             ends_words(analysis.measurement, "cosine", "Mean cosine"),
-            *(dominating_words(found) for found in analysis.measurement.dominating),
         ]
     if analysis.prediction is not None:
         parts.append(_predicted(analysis.prediction))

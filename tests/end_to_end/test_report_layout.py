@@ -1,0 +1,86 @@
+"""The page of a model with few or many layers, on wide and narrow screens: nothing overlaps and nobody stands alone."""
+
+import pytest
+
+from oversmooth.output.report import write_page
+from oversmooth.output.report.blocks import columns_for
+from oversmooth.output.report.page import page_of
+from tests.browser import opened
+from tests.end_to_end.test_report import SLOW, analysis, deep, draw_all
+
+__all__ = ["analysis"]  # a fixture: the same real analysis, once per module
+
+ROWS_OF_CARDS = """() => {
+    const rows = {};
+    for (const card of document.querySelectorAll('.strip li')) {
+        const top = Math.round(card.getBoundingClientRect().top);
+        rows[top] = (rows[top] || 0) + 1;
+    }
+    return Object.keys(rows).map(Number).sort((a, b) => a - b).map(top => rows[top]);
+}"""
+OVERLAPS = """() => {
+    const found = [];
+    const name = node => node.id || node.className || node.tagName;
+    for (const parent of [document.querySelector('header'), document.querySelector('main')]) {
+        const nodes = [...parent.children].filter(node => node.getBoundingClientRect().height > 0);
+        for (let k = 1; k < nodes.length; k++) {
+            const above = nodes[k - 1].getBoundingClientRect(), below = nodes[k].getBoundingClientRect();
+            const apart = below.left >= above.right || above.left >= below.right;
+            if (!apart && below.top < above.bottom - 12) found.push(name(nodes[k - 1]) + ' / ' + name(nodes[k]));
+        }
+    }
+    return found;
+}"""
+COVERED = """() => {
+    const touches = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+    const box = node => node.getBoundingClientRect();
+    const found = [];
+    for (const plot of document.querySelectorAll('.plot')) {
+        const area = plot.querySelector('.nsewdrag'), legend = plot.querySelector('.legend');
+        if (area && legend && touches(box(area), box(legend))) found.push(plot.id + ': legend over data');
+        const ticks = [...plot.querySelectorAll('.xtick text')].map(box).sort((a, b) => a.left - b.left);
+        for (let k = 1; k < ticks.length; k++)
+            if (touches(ticks[k - 1], ticks[k])) { found.push(plot.id + ': tick labels'); break; }
+    }
+    return found;
+}"""
+CUT_OFF = "[...document.querySelectorAll('.strip li')].filter(card => card.scrollWidth > card.clientWidth + 1).length"
+LINES = (
+    "document.querySelector('h1').offsetHeight / parseFloat(getComputedStyle(document.querySelector('h1')).lineHeight)"
+)
+
+
+@pytest.mark.parametrize(
+    ("layers", "width"),
+    [
+        pytest.param(layers, width, marks=[] if (layers, width) == (30, 1200) else SLOW)
+        for layers in (6, 12, 30, 80)
+        for width in (1200, 400)
+    ],
+)
+def test_nothing_overlaps_and_no_card_stands_alone(analysis, layers, width, tmp_path):
+    path = tmp_path / "page.html"
+    write_page(page_of(deep(analysis, layers, heads=12)), path)
+    with opened(path, width=width) as seen:
+        draw_all(seen.page)
+        seen.page.evaluate("window.scrollTo(0, 0)")
+        assert seen.page.evaluate(OVERLAPS) == []
+        assert seen.page.evaluate(COVERED) == []
+        assert seen.page.evaluate(CUT_OFF) == 0
+        rows = seen.page.evaluate(ROWS_OF_CARDS)
+        assert sum(rows) == layers
+        assert len(rows) == 1 or rows[-1] > 1, rows
+        assert seen.page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+        assert width < 1200 or seen.page.evaluate(LINES) < 2.5, "a headline of at most two lines"
+        assert seen.errors == []
+
+
+@pytest.mark.parametrize("most", [3, 6, 8, 12, 20])
+def test_cards_fill_few_rows_and_the_last_holds_one_only_where_nothing_helps(most):
+    for count in range(1, 200):
+        columns = columns_for(count, most)
+        assert 1 <= columns <= most
+        if count > most:
+            is_hopeless = all(count % each == 1 for each in range(2, most + 1))
+            assert (count % columns == 1) == is_hopeless
+            assert most < 12 or -(-count // columns) <= -(-count // most) + 2

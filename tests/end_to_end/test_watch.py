@@ -1,0 +1,101 @@
+"""A run is watched in a real browser while it goes on; runs are compared from their folders."""
+
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from oversmooth.output.report.run_pages import watched_page
+from oversmooth.output.report.serving import LOOPBACK, page_server
+from oversmooth.training.recipes.manifest import Manifest
+from oversmooth.training.recipes.run_folders import read_run_folder
+from tests.browser import opened
+from tests.command_line import oversmooth
+from tests.end_to_end.test_report import until
+
+TINY = ("model.depth=2", "model.width=16", "model.heads=2", "training.epochs=1", "watch.evaluate_every=0.5")
+
+
+def run_folder(path, variant="vanilla", seed=0):
+    path.mkdir()
+    Manifest(
+        name="digits",
+        recipe={},
+        overrides=[],
+        variant=variant,
+        seed=seed,
+        fraction=1.0,
+        command="",
+        data={},
+        steps=40,
+    ).write(path)
+    log(path, 0, loss=2.0)
+    return path
+
+
+def log(folder, step, **numbers):
+    line = {"step": step, "smoothing/cosine/depth_2": 0.1 + step / 100, **numbers}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def test_the_page_follows_a_run_without_being_loaded_again(tmp_path):
+    folder = run_folder(tmp_path / "run")
+    with page_server(lambda: watched_page([read_run_folder(folder)])) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        with opened(f"http://{LOOPBACK}:{server.server_address[1]}/") as seen:
+            until(seen.page, "(document.getElementById('steps-loss').data || []).length === 1")
+            assert "step 0 of 40" in seen.page.locator("h1").inner_text()
+            seen.page.evaluate("window.stayed = true")
+            log(folder, 20, loss=1.0)
+            until(seen.page, "document.getElementById('steps-loss').data[0].x.length === 2")
+            assert "step 20 of 40; loss 1.000" in seen.page.locator("h1").inner_text()
+            assert seen.page.evaluate("window.stayed") is True
+            log(folder, 30, eval_accuracy=0.5)  # a figure that was not there: the page is loaded again
+            seen.page.locator("#steps-accuracy").wait_for(state="attached")
+            assert seen.errors == []
+        server.shutdown()
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    done = oversmooth("watch", tmp_path)
+    assert done.returncode == 2
+    assert "expected the folder of a run, with manifest.json" in done.stderr
+
+
+def test_runs_and_models_do_not_stand_on_one_page(tmp_path):
+    done = oversmooth("compare", run_folder(tmp_path / "run"), tmp_path)
+    assert done.returncode == 2
+    assert "all folders of runs, or all models" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_real_run_is_watched_while_it_trains_and_three_are_compared(tmp_path):
+    folder = tmp_path / "vanilla"
+    words = [word for setting in TINY for word in ("--set", setting)]
+    train = [sys.executable, "-m", "oversmooth", "train", "digits", *words, "--out", str(folder)]
+    training = subprocess.Popen(train, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (folder / "manifest.json").is_file():
+        assert training.poll() is None, "the run ended before it began"
+    with page_server(lambda: watched_page([read_run_folder(folder)])) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        with opened(f"http://{LOOPBACK}:{server.server_address[1]}/") as seen:
+            first = seen.page.locator("h1").inner_text()
+            assert training.wait(timeout=300) == 0
+            until(seen.page, "document.querySelector('h1').textContent.includes('finished after 44 steps')")
+            assert seen.page.locator("h1").inner_text() != first
+            assert seen.errors == []
+        server.shutdown()
+    for variant in ("sharpen", "smooth"):
+        assert oversmooth("train", "digits", *words, "--variant", variant, "--out", tmp_path / variant).returncode == 0
+    page = tmp_path / "compare.html"
+    done = oversmooth("compare", folder, tmp_path / "sharpen", tmp_path / "smooth", "-o", page)
+    assert done.returncode == 0, done.stderr
+    assert "Accuracy: vanilla" in done.stdout
+    with opened(page) as seen:
+        said = seen.page.locator(".findings").inner_text()
+        assert "sharpen ended" in said
+        assert "smooth ended" in said
+        assert seen.errors == []

@@ -1,0 +1,178 @@
+"""Runs on one page: names, bands of seeds, what became of them, and whether they ended as intended."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import oversmooth as osm
+from oversmooth.output.report.blocks import Pair, Plot
+from oversmooth.output.report.intention import intention_words
+from oversmooth.output.report.run_pages import runs_page, watched_page
+from oversmooth.output.report.runs import TrainedRun, figures_over_steps, grouped, run_names
+from oversmooth.training.recipes.run_folders import intention
+from tests.contract.tiny_models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    model, inputs = tiny_model("vit")
+    images = torch.rand(4, *inputs["pixel_values"].shape[1:], generator=torch.Generator().manual_seed(0))
+    return osm.analyze(model, [{"pixel_values": images}], what_ifs=())
+
+
+def with_end(analysis, cosine, **kinds):
+    """The same analysis with another mean cosine at the output and other changes by kind of sub-block."""
+    measurement = analysis.measurement
+    values = tuple(
+        dataclasses.replace(value, mean=cosine, standard_error=0.01) if value.metric == "cosine" else value
+        for value in measurement.values
+    )
+    first = measurement.unit_attributions[0]
+    changed = tuple(dataclasses.replace(k, change=kinds.get(k.part.replace("-", "_"), k.change)) for k in first.kinds)
+    return dataclasses.replace(
+        analysis,
+        measurement=dataclasses.replace(
+            measurement, values=values, unit_attributions=(dataclasses.replace(first, kinds=changed),)
+        ),
+    )
+
+
+def run(variant="vanilla", seed=0, points=3, analysis=None, **more):
+    logged = [
+        {
+            "step": 10 * k,
+            "loss": 2.0 - 0.1 * k + seed,
+            "smoothing/cosine/depth_0": 0.1,
+            "smoothing/cosine/depth_2": 0.2 * k,
+        }
+        for k in range(points)
+    ]
+    return TrainedRun(
+        where=f"runs/{variant}-{seed}",
+        recipe="digits",
+        variant=variant,
+        seed=seed,
+        intends=intention(variant),
+        eigenvalues="eigenvalues in [-1, 0], the paper's form" if variant == "sharpen" else "",
+        steps=20,
+        is_finished=analysis is not None,
+        points=logged,
+        results={"eval_accuracy": 0.9, "eval_loss": 0.4} if analysis else {},
+        analysis=analysis,
+        **more,
+    )
+
+
+def figure(plots, id):
+    return next(plot for plot in plots if plot.id == id).figure
+
+
+def plots_of(page):
+    for block in (block for section in page.sections for block in section.blocks):
+        yield from block.plots if isinstance(block, Pair) else (block,) if isinstance(block, Plot) else ()
+
+
+def test_runs_are_named_by_variant_and_seed():
+    runs = [run(), run(seed=1), run("sharpen"), run()]
+    assert run_names(runs) == ["vanilla, seed 0 (1)", "vanilla, seed 1", "sharpen, seed 0", "vanilla, seed 0 (4)"]
+    assert [group.words for group in grouped(runs)] == ["vanilla (3 runs)", "sharpen"]
+    assert [group.words for group in grouped(runs[:3])] == ["vanilla (2 seeds)", "sharpen"]
+
+
+def test_settings_that_differ_are_part_of_the_name():
+    fast, slow = (run(settings=("model.depth=4", f"optimizer.learning_rate={rate}")) for rate in (0.1, 0.01))
+    assert [group.name for group in grouped([fast, slow])] == [
+        "vanilla, optimizer.learning_rate=0.1",
+        "vanilla, optimizer.learning_rate=0.01",
+    ]
+
+
+def test_seeds_are_a_band_around_their_mean():
+    found = figure(figures_over_steps([run(), run(seed=2), run("sharpen")]), "steps-loss")
+    band, mean, other = found["traces"]
+    assert mean["y"] == [3.0, 2.9, 2.8]
+    assert band["y"] == [4.0, 3.9, 3.8, 1.8, 1.9, 2.0]
+    assert (mean["name"], other["name"]) == ("vanilla (2 seeds)", "sharpen")
+    assert (band["showlegend"], band["fillcolor"] == mean["line"]["color"]) == (False, True)
+
+
+def test_runs_of_different_length_are_averaged_where_all_have_a_value():
+    found = figure(figures_over_steps([run(), run(seed=1, points=2)]), "steps-loss")
+    assert found["traces"][1]["x"] == [0, 10]
+
+
+def test_smoothing_over_steps_is_that_of_the_last_depth():
+    found = figure(figures_over_steps([run()]), "steps-mean-cosine-last-depth")
+    assert found["traces"][0]["y"] == [0.0, 0.2, 0.4]
+    assert not any("accuracy" in plot.id for plot in figures_over_steps([run()])), "nobody has logged one"
+
+
+@pytest.mark.parametrize(
+    ("variant", "wanted"), [("sharpen", "sharpening"), ("smooth-measured", "smoothing"), ("free", "")]
+)
+def test_a_variant_intends_what_its_eigenvalues_allow(variant, wanted):
+    assert intention(variant) == wanted
+
+
+def judged(analysis, cosine, variant="sharpen", **kinds):
+    plain = with_end(analysis, 0.5, attention=0.1, feed_forward=-0.3)
+    other = with_end(analysis, cosine, **kinds)
+    return intention_words(grouped([run(analysis=plain), run(variant, analysis=other)]))
+
+
+def test_a_run_that_ended_as_intended_is_said_so(analysis):
+    assert judged(analysis, 0.2) == ["sharpen ended as intended: mean cosine 0.20 at the output, vanilla 0.50."]
+    (text,) = judged(analysis, 0.8, "smooth")
+    assert text.startswith("smooth ended as intended")
+
+
+def test_a_run_that_ended_against_its_intention_is_said_why(analysis):
+    (text,) = judged(analysis, 0.8, attention=0.4, feed_forward=-1.2)
+    assert text.startswith(
+        "sharpen ended against its intention (sharpening): mean cosine 0.80 at the output, vanilla 0.50."
+    )
+    assert (
+        "Against it works the feed-forward: log(HFC/LFC) at unit length changes by -1.20 there, and by -0.30 in" in text
+    )
+    assert "while its attention changes +0.40" in text
+
+
+def test_the_token_scale_is_named_where_it_weakens_the_eigenvalues(analysis):
+    layers = tuple(dataclasses.replace(layer, scale=5.0) for layer in analysis.prediction.layers)
+    scaled = dataclasses.replace(analysis, prediction=dataclasses.replace(analysis.prediction, layers=layers))
+    (text,) = judged(scaled, 0.8, feed_forward=-1.2)
+    assert "eigenvalues in [-1, 0], the paper's form act divided by the token scale, 5.0 on average" in text
+
+
+def test_what_lies_within_the_spread_is_no_difference(analysis):
+    (text,) = judged(analysis, 0.51)
+    assert (
+        text
+        == "sharpen ended where vanilla did, within what sequences differ: mean cosine 0.51 at the output, vanilla 0.50."
+    )
+
+
+def test_without_a_plain_run_or_before_the_end_nothing_is_judged(analysis):
+    assert "needs a vanilla run beside it" in intention_words(grouped([run("sharpen", analysis=analysis)]))[0]
+    assert "nothing is judged yet" in intention_words(grouped([run(), run("sharpen")]))[0]
+
+
+def test_the_page_has_accuracy_beside_smoothing_and_a_row_per_run(analysis):
+    runs = [run(analysis=with_end(analysis, 0.5)), run("sharpen", analysis=with_end(analysis, 0.2)), run("sharpen", 1)]
+    page = runs_page(runs)
+    assert page.verdict == "Accuracy: vanilla 90.0%, sharpen 90.0%. Mean cosine: vanilla 0.50, sharpen 0.20."
+    assert page.facts[1] == ("sharpen (2 seeds)", "1 of 2 finished; step 20 of 20")
+    table = page.sections[-1].blocks[0]
+    assert [row[0].shown for row in table.rows] == ["vanilla, seed 0", "sharpen, seed 0", "sharpen, seed 1"]
+    assert {"runs-cosine", "runs-hfc-lfc", "steps-loss"} <= {plot.id for plot in plots_of(page)}
+
+
+def test_a_watched_run_says_how_far_it_is_and_what_its_counts_count():
+    page = watched_page([run()])
+    assert page.verdict == "vanilla, seed 0: step 20 of 20; loss 1.800."
+    assert dict(page.facts)["steps with a loss"] == "3"
+    assert dict(page.facts)["measurements of smoothing"] == "3"
+    assert dict(page.facts)["evaluations"] == "0"
+    empty = watched_page([dataclasses.replace(run(), points=())])
+    assert empty.verdict == "vanilla, seed 0: step 0 of 20."

@@ -1,0 +1,77 @@
+"""A page served on this machine only, made anew whenever it is asked for."""
+
+import http.client
+import json
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from oversmooth.errors import BadValue, BrokenFile
+from oversmooth.output.report.blocks import Page, Plot, Section
+from oversmooth.output.report.serving import LOOPBACK, page_server
+
+
+def page(number):
+    plot = Plot(id="loss", figure={"traces": [{"y": [number]}], "layout": {}}, caption="", alt="")
+    return Page(
+        title="t",
+        eyebrow="",
+        verdict=f"step {number} <b>",
+        facts=(("steps", str(number)),),
+        sections=(Section(id="top", blocks=[plot]),),
+        footer="",
+    )
+
+
+@contextmanager
+def served(make):
+    with page_server(make) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def get(port, path, host=None):
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=10)
+    connection.request("GET", path, headers={"Host": host or f"{LOOPBACK}:{port}"})
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode(), answer.headers
+
+
+def test_page_and_numbers_are_made_when_they_are_asked_for():
+    numbers = iter((1, 2, 3))
+    with served(lambda: page(next(numbers))) as port:
+        status, html, headers = get(port, "/")
+        assert (status, headers["Cache-Control"]) == (200, "no-store")
+        assert "step 1 &lt;b&gt;" in html
+        assert 'data-updates="figures.json"' in html
+        assert "connect-src blob: data: 'self'" in html
+        news = json.loads(get(port, "/figures.json")[1])
+        assert news["verdict"] == "step 2 <b>"
+        assert news["facts"] == [["steps", "2"]]
+        assert news["figures"]["loss"]["traces"][0]["y"] == [2]
+        assert json.loads(get(port, "/figures.json")[1])["figures"]["loss"]["traces"][0]["y"] == [3]
+
+
+def test_other_paths_and_other_names_for_this_machine_are_refused():
+    with served(lambda: page(1)) as port:
+        assert get(port, "/../etc/passwd")[0] == 404
+        assert get(port, "/", host="evil.example:80")[0] == 403
+        assert get(port, "/figures.json", host="evil.example")[0] == 403
+        assert get(port, "/", host=f"localhost:{port}")[0] == 200
+
+
+def test_a_file_that_cannot_be_read_just_now_is_said_and_asked_for_again():
+    def broken():
+        raise BrokenFile("metrics.jsonl", "a line", "half of one", "Wait.")
+
+    with served(broken) as port:
+        status, text, _ = get(port, "/figures.json")
+        assert status == 503
+        assert "metrics.jsonl" in text
+
+
+def test_a_port_that_is_taken_is_refused():
+    with served(lambda: page(1)) as port, pytest.raises(BadValue, match=r"--port must be a free port"):
+        page_server(lambda: page(1), port)
