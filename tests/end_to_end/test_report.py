@@ -216,7 +216,7 @@ def deep(analysis, layers=48, heads=32):
         replace(value, depth=depth)
         for depth in range(layers + 1)
         for value in measurement.values
-        if value.depth == (0 if depth == 0 else 1 + (depth - 1) % 6)
+        if value.depth == (0 if depth == 0 else 1 + (depth - 1) % len(inspection.layers))
     )
     attributions = [_deeper(found[0], layers) for found in (measurement.attributions, measurement.unit_attributions)]
     prediction = analysis.prediction

@@ -1,14 +1,23 @@
 """The page of a model with few or many layers, on wide and narrow screens: nothing overlaps and nobody stands alone."""
 
 import pytest
+import torch
 
+import oversmooth as osm
 from oversmooth.output.report import write_page
 from oversmooth.output.report.blocks import columns_for
 from oversmooth.output.report.page import page_of
 from tests.browser import opened
-from tests.end_to_end.test_report import SLOW, analysis, deep, draw_all
+from tests.contract.tiny_models import tiny_model
+from tests.end_to_end.test_report import SLOW, deep, draw_all
 
-__all__ = ["analysis"]  # a fixture: the same real analysis, once per module
+
+@pytest.fixture(scope="module")
+def analysis():
+    model, inputs = tiny_model("vit")
+    images = torch.rand(4, *inputs["pixel_values"].shape[1:], generator=torch.Generator().manual_seed(0))
+    return osm.analyze(model, [{"pixel_values": images}], what_ifs=())
+
 
 ROWS_OF_CARDS = """() => {
     const rows = {};

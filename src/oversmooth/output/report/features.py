@@ -48,8 +48,8 @@ def curve_figure(measurement: Measurement, metric: str) -> dict[str, Any]:
 def depth_axis(last: int, has_norm: bool, title: str) -> dict[str, Any]:
     """Depths as ticks, and the final norm one step behind the last."""
     step = 1 if last < 16 else -(-last // 12)
-    ticks = list(range(0, last + 1, step))
-    ticks = ticks if not has_norm or ticks[-1] == last else [tick for tick in ticks if tick <= last - step / 2] + [last]
+    nearest = step if has_norm else 0  # to the label of the norm, at last + 1
+    ticks = [tick for tick in range(0, last + 1, step) if last + 1 - tick >= nearest]
     names = [str(tick) for tick in ticks]
     if has_norm:
         ticks, names = [*ticks, last + 1], [*names, "norm"]
