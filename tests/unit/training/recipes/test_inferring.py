@@ -146,3 +146,15 @@ def test_images_of_other_modes_are_looked_at_as_they_are():
 
     seen = looked_at(whole(Odd()))
     assert (seen.sizes, seen.has_colour) == ([(6, 9), (6, 9)], False)
+
+
+def test_an_image_that_cannot_be_read_is_left_for_training_to_name(tmp_path):
+    folder = write_folder(tmp_path, {"train": cifar_arrays(8, 2, 0), "test": cifar_arrays(4, 2, 1)})
+    files = sorted((folder / "train").rglob("*.png"))
+    files[0].write_bytes(b"no image")
+    images = open_images(OPEN.data, str(folder)).train
+    assert len(looked_at(whole(images)).sizes) == 7
+    for file in files:
+        file.write_bytes(b"no image")
+    with pytest.raises(UnreadableData, match="expected an image"):
+        looked_at(whole(images))

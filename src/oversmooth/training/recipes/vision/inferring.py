@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 from PIL import Image
 
-from oversmooth.errors import BadValue
+from oversmooth.errors import BadValue, UnreadableData
 from oversmooth.training.recipes.schema import parsed
 from oversmooth.training.recipes.vision.data import Source, train_and_test
 from oversmooth.training.recipes.vision.settings import VisionRecipe
@@ -20,6 +20,8 @@ from oversmooth.training.recipes.vision.splits import Split
 
 SAMPLED = 256
 """Training images that are looked at."""
+CHECKED = 16
+"""Training images that a complete recipe is compared with."""
 LARGEST = 224
 """Pixels of a side beyond which images are made smaller: the size of ImageNet's recipes."""
 PATCHES = 16
@@ -44,10 +46,9 @@ class Seen:
     std: Sequence[float]
 
 
-def looked_at(split: Split) -> Seen:
+def looked_at(split: Split, count: int = SAMPLED) -> Seen:
     """A sample of a split."""
-    step = max(1, len(split) // SAMPLED)
-    images = [split.images.image(position) for position in split.positions[::step][:SAMPLED]]
+    images = _sample(split, count)
     has_colour = any(_has_colour(image) for image in images)
     total, squares, count = 0.0, 0.0, 0
     for image in images:
@@ -58,6 +59,20 @@ def looked_at(split: Split) -> Seen:
     std = numpy.sqrt(numpy.maximum(numpy.atleast_1d(squares / count) - mean**2, 0.0))
     sizes = [image.size for image in images]
     return Seen(sizes, has_colour, [round(float(x), 4) for x in mean], [round(float(x), 4) for x in std])
+
+
+def _sample(split: Split, count: int) -> list[Image.Image]:
+    """Evenly spaced images; one that cannot be read is left for training to name, unless none can."""
+    found: list[Image.Image] = []
+    error: UnreadableData | None = None
+    for position in split.positions[:: max(1, len(split) // count)][:count]:
+        try:
+            found.append(split.images.image(position))
+        except UnreadableData as unreadable:
+            error = unreadable
+    if error is not None and not found:
+        raise error
+    return found
 
 
 def _has_colour(image: Image.Image) -> bool:
@@ -134,7 +149,7 @@ def _per_channel(numbers: Sequence[float], channels: int) -> list[float]:
 
 def require_fits(recipe: VisionRecipe, split: Split) -> None:
     """Refuses a recipe that would throw colours away, cut images to pieces or blow them up."""
-    seen, size = looked_at(Split(split.images, split.positions[:: max(1, len(split) // 32)])), recipe.data.image_size
+    seen, size = looked_at(split, CHECKED), recipe.data.image_size
     if recipe.data.channels == 1 and seen.has_colour:
         raise BadValue("data.channels", 1, "3, because the images have colour")
     if recipe.augmentation.crop == "pad":
