@@ -47,8 +47,16 @@ WALL_SECONDS = 240
 BYTES = 8 << 30
 """Memory of the process that builds and runs a model."""
 SMALL_WORDS = ("test", "femto", "pico", "nano", "xxs", "xxt", "tiny", "xs", "small", "_s", "_t", "mini", "base", "_b")
-FEWER_BLOCKS = {"aimv2_1b_patch14_224": {"depth": 2}, "samvit_base_patch16": {"depth": 3}}
-"""Models that are too large for the limits as they are; the third block of the second one attends globally."""
+SMALLER: dict[str, dict[str, Any]] = {
+    "aimv2_1b_patch14_224": {"depth": 2},
+    "gemma4_vit_167m": {"depth": 2},
+    "samvit_base_patch16": {  # its third block attends globally
+        "depth": 3,
+        "img_size": 256,
+        "pretrained_cfg_overlay": {"input_size": (3, 256, 256)},
+    },
+}
+"""Models that are too large for the limits as they are."""
 NO_SOFTMAX = "none of its modules computes attention"
 ATTENTION_WORDS = ("softmax", "scaled_dot_product_attention")
 
@@ -137,7 +145,7 @@ def _size(name: str) -> tuple[int, int]:
 
 def timm_model(name: str) -> nn.Module:
     torch.manual_seed(0)
-    model = timm.create_model(name, pretrained=False, **FEWER_BLOCKS.get(name, {}))
+    model = timm.create_model(name, pretrained=False, **SMALLER.get(name, {}))
     randomise(model)
     return model.eval()
 

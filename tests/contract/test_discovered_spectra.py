@@ -37,7 +37,7 @@ TYPES = (
         "cwm",
         "data2vec-audio",
         "deberta",
-        "deit",
+        "longformer",
         "ernie4_5",
         "esm",
         "exaone4",

@@ -52,7 +52,7 @@ def _firsts(model: nn.Module, generator: torch.Generator) -> Iterator[Tensor]:
     size: Sequence[int] = (declared.get("input_size") if isinstance(declared, Mapping) else None) or ()
     if len(size) == 3:
         yield torch.randn(1, *size, generator=generator)
-    if hasattr(model, "patch_embed"):
+    if any(hasattr(part, "patch_embed") for part in model.modules()):
         for height, width in _sides(model):
             yield torch.randn(1, 3, height, width, generator=generator)
     for part in model.modules():

@@ -100,7 +100,7 @@ def discover_module(
 def _left_out(refused: Sequence[Refused]) -> Iterator[LeftOut]:
     """One entry per kind and module, whatever the number of the block."""
     seen = set()
-    for one in sorted(refused, key=lambda one: not one.weight):  # attention with an output projection first
+    for one in sorted(refused, key=lambda one: one.obstacle.kind == "other"):  # what has a name of its own first
         obstacle = one.obstacle
         if (obstacle.where, obstacle.reason) not in seen:
             seen.add((obstacle.where, obstacle.reason))

@@ -5,6 +5,8 @@ import re
 from collections.abc import Sequence
 
 NUMBER = re.compile(r"\d+")
+NUMBERED = re.compile(r"(\d+|\{i\})(\.|$)")
+"""A path that begins with a number."""
 
 
 def unnumbered(name: str) -> str:
@@ -95,6 +97,7 @@ def _first_difference(templates: Sequence[str]) -> list[str]:
     split = [re.split(r"[.,]", template) for template in templates]
     front = len(shared(split))
     found = [part[front] if len(part) > front else part[-1] for part in split]
-    if any(label.isdigit() or label == "{i}" for label in found) and front:
-        found = [f"{split[0][front - 1]}.{label}" for label in found]
+    while front and any(NUMBERED.match(label) for label in found):
+        front -= 1
+        found = [f"{split[0][front]}.{label}" for label in found]
     return [re.sub(r"(?<=.)_(model|tower|transformer)$", "", label).replace(".{i}", "") for label in found]
