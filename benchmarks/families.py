@@ -37,6 +37,7 @@ from oversmooth.models.discovery.discovery import Discovery
 from oversmooth.models.discovery.known import discovered
 from oversmooth.models.discovery.no_attention import cannot_attend
 from oversmooth.models.discovery.skeleton import NoModelClass, randomise, small_skeletons
+from oversmooth.models.families import REFUSED
 from oversmooth.models.identify import known_model_types
 from oversmooth.models.stores.module import describe
 from oversmooth.output.whole_files import write_whole
@@ -208,6 +209,8 @@ def main(only: list[str]) -> None:
         if (state and not only) or (only and not any(word in (name, library, state) for word in only)):
             continue
         row = examined_apart(ways)
+        if row["state"] == "discovered" and name in REFUSED:  # for what is not seen of it on such inputs
+            row = {"state": "refused", "kind": "known", "reason": REFUSED[name]}
         if library == "transformers" and name in declared:
             row["declared"] = True
         rows[library][name] = row

@@ -37,7 +37,7 @@ TYPES = (
         "cwm",
         "data2vec-audio",
         "deberta",
-        "longformer",
+        "moonshine_streaming_encoder",
         "ernie4_5",
         "esm",
         "exaone4",

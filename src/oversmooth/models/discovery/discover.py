@@ -5,10 +5,11 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from oversmooth.errors import NotDiscovered
+from oversmooth.errors import NotDiscovered, RefusedArchitecture
 from oversmooth.models.discovery.discovery import Discovery
 from oversmooth.models.discovery.known import discovered
 from oversmooth.models.discovery.on_disk import discovered_on_disk
+from oversmooth.models.families import REFUSED
 from oversmooth.models.stores.module import describe
 
 
@@ -32,7 +33,10 @@ def discover(model: nn.Module | str | Path, inputs: Tensor | Mapping[str, Tensor
         return discovered(model, describe(model), inputs=given)
     from oversmooth.models.opening import open_source
 
-    found = discovered_on_disk(open_source(model).config)
+    config = open_source(model).config
+    if (model_type := config.get("model_type")) in REFUSED:
+        raise RefusedArchitecture(f"{model} ({model_type})", REFUSED[model_type])
+    found = discovered_on_disk(config)
     if found is None:
         words = "its config names no model that transformers or timm can build"
         raise NotDiscovered(str(model), words, "Build the model yourself and give it to osm.discover.")

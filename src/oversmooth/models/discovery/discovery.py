@@ -85,7 +85,7 @@ def discover_module(
         archs = declared(trace, found, refused, target, kind)
         left_out = tuple(_left_out(refused))
         if not archs:
-            _refuse(target, left_out, has_softmax=bool(trace.mixings))
+            _refuse(target, left_out, [mixing.keys for mixing in trace.mixings])
         proved = _prove(model, inputs, archs, tensors, target, seed)
     return Discovery(
         target=target,
@@ -107,7 +107,7 @@ def _left_out(refused: Sequence[Refused]) -> Iterator[LeftOut]:
             yield LeftOut(where=obstacle.where, kind=obstacle.kind, reason=obstacle.reason)
 
 
-def _refuse(target: str, left_out: Sequence[LeftOut], *, has_softmax: bool) -> None:
+def _refuse(target: str, left_out: Sequence[LeftOut], keys: Sequence[int]) -> None:
     own = [one for one in left_out if one.kind not in NOT_SELF_ATTENTION]
     if own:
         raise RefusedArchitecture(target, own[0].reason, kind=own[0].kind)
@@ -115,6 +115,9 @@ def _refuse(target: str, left_out: Sequence[LeftOut], *, has_softmax: bool) -> N
         raise RefusedArchitecture(target, stage.reason, kind=stage.kind)
     if left_out:
         raise RefusedArchitecture(target, f"it has no self-attention ({left_out[0].reason})", kind="no self-attention")
+    if 1 in keys:
+        words = "all its attention read a single token each: its inputs are too small"
+        raise NotDiscovered(target, words, "Give larger inputs: osm.discover(model, inputs={...}).")
     reason = "no softmax attention was seen while it ran"
     raise RefusedArchitecture(target, reason, kind="no attention")
 

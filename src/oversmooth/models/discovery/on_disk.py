@@ -31,7 +31,10 @@ from oversmooth.models.resolve import BlockNames, TensorNames
 from oversmooth.models.sizes import sizes_of
 from oversmooth.models.stores.module import describe, tensors_of
 
-BUILD_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ImportError, OSError, IndexError)
+BUILD_ERRORS = (
+    *(ValueError, TypeError, KeyError, AttributeError, RuntimeError, ImportError, OSError, IndexError),
+    *(AssertionError, ArithmeticError),
+)
 """What model classes raise of a config that they cannot use."""
 
 

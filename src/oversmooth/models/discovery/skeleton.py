@@ -126,7 +126,7 @@ def _lists_of_layers(config: Any, depth: int) -> dict[str, list[Any]]:
     """The lists with an entry per layer, cut to a depth so that the last kinds of layer remain."""
     found = {}
     for name, value in vars(config).items():
-        is_per_layer = "layer" in name or name.endswith(("_types", "_pattern"))
+        is_per_layer = "layer" in name or name.endswith(("_types", "_pattern", "_window"))
         if is_per_layer and isinstance(value, list) and len(value) > depth and not name.startswith(("out_", "_")):
             kinds = list(dict.fromkeys(map(str, value)))
             chosen = [next(part for part in value if str(part) == kind) for kind in kinds][-depth:]

@@ -62,6 +62,23 @@ def test_a_gated_checkpoint_is_inspected_at_gain_one_and_says_so(tmp_path: Path)
     assert [layer.plain.rho_dc for layer in found.layers] == [layer.plain.rho_dc for layer in live.layers]
 
 
+@pytest.mark.parametrize(
+    ("model_type", "change", "words"),
+    [
+        ("arcee", ('"hidden_size": 32', '"hidden_size": -32'), "no small model can be built from its config"),
+        ("arcee", ('"arcee"', '"longformer"'), "global tokens have value weights of their own"),
+    ],
+)
+def test_discover_says_why_a_checkpoint_is_not_built(
+    model_type: str, change: tuple[str, str], words: str, tmp_path: Path
+) -> None:
+    _, folder = saved(tmp_path, model_type)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace(*change))
+    with pytest.raises(osm.OversmoothError, match=words):
+        osm.discover(folder)
+
+
 def test_a_type_that_no_library_can_build_is_unknown(tmp_path: Path) -> None:
     _, folder = saved(tmp_path, "arcee")
     config = tmp_path / "config.json"

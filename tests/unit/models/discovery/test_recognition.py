@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import oversmooth as osm
+from oversmooth.errors import NotDiscovered
 from tests.unit.models.discovery.own_classes import D_HEAD, HEADS, WIDTH, Block, Model, PostNorm, Separate, by_hand
 
 
@@ -66,6 +67,11 @@ def test_chunks_that_read_their_neighbours_are_self_attention() -> None:
     found = osm.discover(Model([Block(Chunked()) for _ in range(2)]))
     assert [arch.paths.v for arch in found.archs] == ["attn.v"]
     assert found.left_out == ()
+
+
+def test_inputs_of_one_token_show_no_attention() -> None:
+    with pytest.raises(NotDiscovered, match="its inputs are too small"):
+        osm.discover(Model([Block(Separate())]), torch.zeros(2, 1, dtype=torch.long))
 
 
 class Queries(Model):
