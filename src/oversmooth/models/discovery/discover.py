@@ -34,7 +34,7 @@ def discover(model: nn.Module | str | Path, inputs: Tensor | Mapping[str, Tensor
     from oversmooth.models.opening import open_source
 
     config = open_source(model).config
-    if (model_type := config.get("model_type")) in REFUSED:
+    if (model_type := str(config.get("model_type"))) in REFUSED:
         raise RefusedArchitecture(f"{model} ({model_type})", REFUSED[model_type])
     found = discovered_on_disk(config)
     if found is None:
