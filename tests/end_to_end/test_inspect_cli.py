@@ -120,7 +120,6 @@ def test_heads_prints_a_second_table_with_a_row_per_head(oversmooth, folder):
 
 def test_full_computes_every_eigenvalue_of_a_wide_layer(oversmooth, folder, monkeypatch):
     monkeypatch.setattr("oversmooth.spectra.spectrum.DENSE_UP_TO", 16)
-    monkeypatch.setattr("oversmooth.spectra.spectrum.KRYLOV_SIZE", 16)
     _, extremes, _ = oversmooth("inspect", folder, "--json")
     _, full, _ = oversmooth("inspect", folder, "--json", "--full")
     extremes, full = json.loads(extremes)["layers"][0]["plain"], json.loads(full)["layers"][0]["plain"]

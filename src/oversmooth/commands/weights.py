@@ -26,6 +26,10 @@ def inspect(
     full: Annotated[
         bool, typer.Option(help="Compute every eigenvalue of wide layers too, not just the extremes.")
     ] = False,
+    extremes: Annotated[
+        bool,
+        typer.Option("--extremes", help="Only the extreme eigenvalues, several times faster, certified by residuals."),
+    ] = False,
     heads: Annotated[bool, typer.Option("--heads", help="Also print a table with one row per head.")] = False,
     json: Json = False,
     csv: CsvFile = None,
@@ -44,6 +48,8 @@ def inspect(
             target or embedded_default(),
             base=base,
             full=full,
+            extremes=extremes,
+            heads=heads or None,
             dtype=dtype,
             model_type=model_type,
             n_heads=n_heads,

@@ -25,8 +25,8 @@ class Spectrum:
     route: str
     """`dense`: every eigenvalue was computed; `krylov`: only the extremes, certified by `residual`."""
     residual: float | None
-    """Krylov route: largest residual `norm(B x - mu x) / |mu|` over the reported extremes, B being M or `I + M`; each
-    is the exact eigenvalue of a matrix that close to B."""
+    """Krylov route: largest `norm(B x - lambda x) / radius` over the reported extremes, x of unit length, B being the
+    smallest matrix with the nonzero eigenvalues of M; each is the exact eigenvalue of a matrix that close to B."""
     condition: float | None
     """Condition number of the dominating eigenvalue: how much a small change of M is amplified in it; 1 is best."""
     is_defective: bool | None

@@ -4,11 +4,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from oversmooth.errors import UnknownName
+from oversmooth.errors import Conflict, UnknownName
 from oversmooth.models.canonical import AttentionWeights, Norm
 from oversmooth.models.opening import open_source
 from oversmooth.models.provenance import provenance_of
@@ -20,11 +21,12 @@ from oversmooth.results import (
     Missing,
     NormFacts,
     Progress,
+    Spectrum,
     StackFacts,
     no_progress,
 )
 from oversmooth.spectra.spectrum import DENSE_UP_TO, head_spectra, spectrum
-from oversmooth.spectra.value_map import bias_norm, folded_map, plain_map, value_norm_and_asymmetry
+from oversmooth.spectra.value_map import ValueMap, bias_norm, folded_map, plain_map, value_norm_and_asymmetry
 
 T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -32,12 +34,25 @@ SIDE_BY_SIDE_BYTES = 640 * 2**20
 """Memory that layers computed at the same time may take together; wider layers come one after the other."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How much of the spectra is wanted."""
+
+    full: bool
+    extremes: bool
+    heads: bool
+
+    def spectrum(self, value_map: ValueMap) -> Spectrum:
+        return spectrum(value_map, full=self.full, only_extremes=self.extremes)
+
+
 def inspect(
     target: Target,
     *,
     base: str | None = None,
     full: bool = False,
-    heads: bool = True,
+    extremes: bool = False,
+    heads: bool | None = None,
     dtype: str = "auto",
     model_type: str | None = None,
     n_heads: int | None = None,
@@ -48,8 +63,10 @@ def inspect(
     """Eigenvalues of the value map of every layer and head, plain and with the norms folded in, from weights alone.
 
     Reads only value, output, norm and gain tensors, block by block, and forgets a block when its numbers are known.
-    `full` computes every eigenvalue of wide layers too. `dtype` is float64 (default up to a core of 2048), float32, or
-    auto. `model_type`, `n_heads` and `n_kv` say what a bare file does not; `base` names the model that an adapter is for.
+    `full` computes every eigenvalue of wide layers too; `extremes` only those on the rim of the spectrum, several times
+    faster and certified by residuals, and of heads nothing unless `heads` asks for them. `dtype` is float64 (default up to
+    a core of 2048), float32, or auto. `model_type`, `n_heads` and `n_kv` say what a bare file does not; `base` names the
+    model that an adapter is for.
 
     >>> import torch, oversmooth as osm
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
@@ -58,6 +75,9 @@ def inspect(
     """
     if dtype not in ("auto", *DTYPES):
         raise UnknownName("dtype", dtype, ("auto", *DTYPES))
+    if full and extremes:
+        raise Conflict(("full", "extremes"))
+    asked = Asked(full=full, extremes=extremes, heads=not extremes if heads is None else heads)
     source = open_source(target, model_type=model_type, n_heads=n_heads, n_kv=n_kv, arch=arch, base=base)
     stacks = source.stacks()
     log = ReadLog(source.store)
@@ -76,7 +96,7 @@ def inspect(
         def compute(position: int, weights: AttentionWeights, stack: Stack = stack) -> LayerInspection:
             precision = _compute_dtype(weights, dtype, full)
             precisions.add(str(precision).removeprefix("torch."))
-            return _inspect_layer(stack, position, weights, precision, full=full, heads=heads)
+            return _inspect_layer(stack, position, weights, precision, asked)
 
         for layer in in_order(len(stack.names.blocks), read, compute):
             layers.append(layer)
@@ -136,7 +156,7 @@ def _compute_dtype(weights: AttentionWeights, wanted: str, full: bool) -> torch.
 
 
 def _inspect_layer(
-    stack: Stack, position: int, weights: AttentionWeights, dtype: torch.dtype, *, full: bool, heads: bool
+    stack: Stack, position: int, weights: AttentionWeights, dtype: torch.dtype, asked: Asked
 ) -> LayerInspection:
     block = stack.names.blocks[position]
     place: dict[str, Any] = {"stack": stack.label, "layer": block.index, "passes": stack.passes[position]}
@@ -144,19 +164,22 @@ def _inspect_layer(
     if broken:
         return LayerInspection(**place, unreadable=broken, folding="")
     value_map = plain_map(weights, dtype)
-    plain = spectrum(value_map, full=full)
-    norm, asymmetry = value_norm_and_asymmetry(value_map)
+    plain = asked.spectrum(value_map)
+    norm, asymmetry = (None, None) if asked.extremes else value_norm_and_asymmetry(value_map)
     found = folded_map(weights, dtype, value_map)
     del value_map  # the largest thing in memory
     folded, folding = None, "no norm is known for this layer"
     if found:
-        folded, folding = spectrum(found[0], full=full), found[1]
+        folded, folding = asked.spectrum(found[0]), found[1]
         del found
     rho = (folded or plain).rho_dc
     missing = []
     if rho == 0.0:
         missing.append(Missing(field="tendency", reason="rho_dc is 0: the layer removes what all tokens share"))
-    if asymmetry is None:
+    if asked.extremes:
+        why = "only the extremes were asked for, and this costs more than they do"
+        missing += [Missing(field=name, reason=why) for name in ("asymmetry", "value_norm")]
+    elif asymmetry is None:
         missing.append(Missing(field="asymmetry", reason="H is zero"))
     if not weights.heads_known:
         missing.append(Missing(field="heads", reason="no config says how many heads there are; give --n-heads"))
@@ -169,7 +192,7 @@ def _inspect_layer(
         asymmetry=asymmetry,
         value_norm=norm,
         bias_norm=bias_norm(weights, dtype),
-        heads=head_spectra(weights, dtype) if heads and weights.heads_known else (),
+        heads=head_spectra(weights, dtype) if asked.heads and weights.heads_known else (),
         norms=tuple(_norm_facts(role, norm_) for role, norm_ in weights.norms.items()),
         missing=tuple(missing),
     )

@@ -13,21 +13,21 @@ from torch import Tensor
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.results import HeadSpectrum, Missing, Spectrum
 from oversmooth.spectra.conditioning import conditioning
+from oversmooth.spectra.krylov import extremes
 from oversmooth.spectra.value_map import HEADS_AT_ONCE, ValueMap
 
 DENSE_UP_TO = 2048
 """Largest matrix whose eigenvalues are all computed unless asked: about ten seconds in float64 on one core."""
-KRYLOV_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-KRYLOV_WANTED = 4
-"""Extreme eigenvalues sought per search: more than the one reported, so that a close rival is not missed."""
-KRYLOV_SIZE = 40
-"""Basis vectors kept between restarts."""
-KRYLOV_RESTARTS = 300
+DENSE_WITHOUT_ASKING = 256
+"""Up to this size, all eigenvalues cost no more than the extremes."""
 
 
-def spectrum(value_map: ValueMap, *, full: bool = False) -> Spectrum:
-    """Spectrum of a map: every eigenvalue where its core is small or `full` is asked, otherwise certified extremes."""
-    is_small = value_map.core_size <= DENSE_UP_TO or value_map.size <= KRYLOV_SIZE
+def spectrum(value_map: ValueMap, *, full: bool = False, only_extremes: bool = False) -> Spectrum:
+    """Spectrum of a map: every eigenvalue where its core is small or `full` is asked, otherwise certified extremes.
+
+    `only_extremes` counts a core as small up to `DENSE_WITHOUT_ASKING` only.
+    """
+    is_small = value_map.core_size <= (DENSE_WITHOUT_ASKING if only_extremes else DENSE_UP_TO)
     return _dense_spectrum(value_map) if full or is_small else _krylov_spectrum(value_map)
 
 
@@ -56,30 +56,28 @@ def _dense_spectrum(value_map: ValueMap) -> Spectrum:
 
 
 def _krylov_spectrum(value_map: ValueMap) -> Spectrum:
-    """Extremes by restarted Arnoldi (ARPACK) on the factored map; every eigenvalue where that does not converge."""
-    from scipy.sparse.linalg import ArpackError
-
-    try:
-        searches = (("LM", 1.0), ("LM", 0.0), ("LR", 0.0), ("SR", 0.0))
-        found = [pair for which, shift in searches for pair in _extremes(value_map, which, shift)]
-    except ArpackError:
+    """Extremes from one Krylov space of the core; every eigenvalue where that does not find them."""
+    # Formed where that costs less than a few hundred products with its factors, each of which reads both.
+    is_formed = value_map.core_size <= DENSE_UP_TO
+    like = value_map.left
+    # A generator of its own: the result depends on no global seed, and no structure of the weights is orthogonal to it.
+    start = torch.randn(value_map.core_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(like)
+    found = extremes(value_map.core.__matmul__ if is_formed else value_map.core_product, start)
+    if found is None:
         return _dense_spectrum(value_map)
-    if value_map.has_forced_zeros:
-        found.append((0j, 0.0))
-    # One search may meet a better candidate for another: each extreme is taken among everything that was found.
-    dominating, largest = max(found, key=lambda pair: abs(1 + pair[0])), max(found, key=lambda pair: abs(pair[0]))
-    leftmost, rightmost = min(found, key=lambda pair: pair[0].real), max(found, key=lambda pair: pair[0].real)
+    values = (*found.values, *((0j,) if value_map.has_forced_zeros else ()))
+    dominating = max(values, key=lambda value: abs(1 + value))
     why = "only the extremes were computed (Krylov route); ask for the full spectrum to have it"
     return Spectrum(
         size=value_map.size,
-        rho_dc=abs(1 + dominating[0]),
-        dominating=(dominating[0].real, abs(dominating[0].imag)),
-        spectral_radius=abs(largest[0]),
-        min_real=leftmost[0].real,
-        max_real=rightmost[0].real,
+        rho_dc=abs(1 + dominating),
+        dominating=(dominating.real, abs(dominating.imag)),
+        spectral_radius=max(abs(value) for value in values),
+        min_real=min(value.real for value in values),
+        max_real=max(value.real for value in values),
         negative_share=None,
         route="krylov",
-        residual=max(residual for _, residual in (dominating, largest, leftmost, rightmost)),
+        residual=found.residual,
         condition=None,
         is_defective=None,
         eigenvalues=None,
@@ -87,35 +85,6 @@ def _krylov_spectrum(value_map: ValueMap) -> Spectrum:
             Missing(field=name, reason=why) for name in ("negative_share", "condition", "is_defective", "eigenvalues")
         ),
     )
-
-
-def _extremes(value_map: ValueMap, which: str, shift: float) -> list[tuple[complex, float]]:
-    """Extreme eigenvalues, each with its residual; `LM`: modulus of `shift + lambda`, `LR`, `SR`: real part."""
-    from scipy.sparse.linalg import LinearOperator, eigs
-
-    size, dtype, device = value_map.size, value_map.left.dtype, value_map.left.device
-
-    def product(vector):  # type: ignore[no-untyped-def]  # numpy in, numpy out, as scipy calls it
-        x = torch.from_numpy(vector).to(device=device, dtype=dtype).reshape(size, 1)
-        return (value_map.apply(x) + shift * x).flatten().cpu().numpy()
-
-    # A generator of its own: the result depends on no global seed, and no structure of the weights is orthogonal to it.
-    start = torch.randn(size, generator=torch.Generator().manual_seed(0), dtype=dtype).numpy()
-    values, vectors = eigs(
-        LinearOperator((size, size), matvec=product, dtype=start.dtype),
-        k=KRYLOV_WANTED,
-        which=which,
-        ncv=KRYLOV_SIZE,
-        v0=start,
-        tol=KRYLOV_TOLERANCE[dtype],
-        maxiter=KRYLOV_RESTARTS,
-    )
-    x = torch.from_numpy(vectors)
-    image = torch.complex(*(value_map.apply(part.to(device, dtype)).cpu() for part in (x.real, x.imag)))
-    mu = torch.from_numpy(values)
-    error = torch.linalg.vector_norm(image + shift * x - mu * x, dim=0) / torch.linalg.vector_norm(x, dim=0)
-    residual = error / mu.abs().clamp(min=torch.finfo(dtype).tiny)
-    return [(complex(value) - shift, float(error)) for value, error in zip(values, residual, strict=True)]
 
 
 def head_cores(weights: AttentionWeights, dtype: torch.dtype) -> Float[Tensor, "head core core"]:

@@ -54,6 +54,10 @@ class ValueMap:
         product = self.left @ (self.right @ x)
         return product if self.extra is None else self.extra(x + product) - x
 
+    def core_product(self, x: Float[Tensor, "core column"]) -> Float[Tensor, "core column"]:
+        """The core times some columns, without forming it."""
+        return self.right @ (self.left @ x) if self.has_forced_zeros else self.apply(x)
+
     @cached_property
     def core(self) -> Float[Tensor, "core core"]:
         """The smallest matrix with the same nonzero eigenvalues."""

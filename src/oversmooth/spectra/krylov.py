@@ -1,0 +1,123 @@
+"""Extreme eigenvalues of a matrix from one Krylov space, each certified by its residual.
+
+The extremes that a spectrum is described by (largest `|1 + lambda|`, largest `|lambda|`, leftmost, rightmost) all lie on
+the rim of the spectrum, and a Krylov space knows the rim first, whatever the shift. So one space serves all of them, and
+it is never restarted: a few hundred vectors of the size of a layer's core take less memory than the core itself, and
+every restart would forget what the other extremes need.
+
+    grow      w = B v_j, orthogonalised twice against v_1..v_j, appended
+    look      Ritz values theta with vectors y; residual |h_{m+1,m} y_m|; from time to time
+    certify   x = V y and norm(B x - theta x) / radius, computed anew for every eigenvalue that is reported
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+"""Largest residual of a reported eigenvalue, as a share of the spectral radius."""
+RIVALS = 4
+"""Ritz values that lead by each measure and have to be known well enough that none of them overtakes the first."""
+LARGEST_SPACE = 640
+"""Basis vectors after which the search is given up; random matrices of size 1024, a hard case, need about 250."""
+FIRST_LOOK, LOOK_AGAIN = 40, 1.2
+"""Size of the space at the first look, and by which factor it grows between two."""
+
+Product = Callable[[Float[Tensor, "size column"]], Float[Tensor, "size column"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Extremes:
+    """The eigenvalues on the rim of a spectrum."""
+
+    values: tuple[complex, ...]
+    """By largest `|1 + lambda|`, by largest `|lambda|`, by largest and by smallest real part."""
+    residual: float
+    """Largest `norm(B x - lambda x) / radius` of them: each is exact for a matrix that close to B."""
+
+
+def extremes(product: Product, start: Float[Tensor, " size"]) -> Extremes | None:
+    """The extremes of a real matrix that can only be multiplied with; `None` where the space does not find them.
+
+    A space that the matrix leaves to itself ends the search early: it holds every eigenvalue that the start can see.
+    """
+    space = _Space(product, start)
+    wanted = FIRST_LOOK
+    while True:
+        while space.size < min(wanted, space.room) and not space.is_complete:
+            space.grow()
+        theta, vectors, errors = space.look()
+        leading = [np.argsort(-score, kind="stable")[:RIVALS] for score in _scores(theta)]
+        if space.is_complete or _is_settled(theta, errors, leading, space.tolerance):
+            return space.certified(theta, vectors, [int(order[0]) for order in leading])
+        if space.size == space.room:
+            return None
+        wanted = int(space.size * LOOK_AGAIN) + 1
+
+
+def _scores(theta: np.ndarray) -> tuple[np.ndarray, ...]:
+    return np.abs(1 + theta), np.abs(theta), theta.real, -theta.real
+
+
+def _is_settled(theta: np.ndarray, errors: np.ndarray, leading: list[np.ndarray], tolerance: float) -> bool:
+    """Whether the first by every measure is known to the tolerance, and its rivals to the square root of it."""
+    radius = np.abs(theta).max()
+    firsts, rivals = [order[0] for order in leading], np.concatenate(leading)
+    is_known = errors[firsts].max() <= tolerance * radius
+    return bool(is_known and errors[rivals].max() <= tolerance**0.5 * radius)
+
+
+class _Space:
+    """An Arnoldi decomposition `B V = V H + v_next h`, rows of `basis` being the vectors."""
+
+    def __init__(self, product: Product, start: Float[Tensor, " size"]):
+        self._product = product
+        self.room = min(LARGEST_SPACE, start.numel())
+        self.basis = start.new_empty(self.room + 1, start.numel())
+        self.basis[0] = start / torch.linalg.vector_norm(start)
+        self.projected = np.zeros((self.room + 1, self.room))
+        self.size, self.is_complete = 0, False
+        self.tolerance = TOLERANCE[start.dtype]
+
+    def grow(self) -> None:
+        """One more vector; the space is complete when the matrix leads no further."""
+        j = self.size
+        w = self._product(self.basis[j][:, None])[:, 0]
+        before, known = float(torch.linalg.vector_norm(w)), self.basis[: j + 1]
+        h = torch.zeros(j + 1, dtype=w.dtype, device=w.device)
+        for _ in range(2):  # once more, because the first leaves rounding of the size of what it removed
+            part = torch.mv(known, w)
+            w, h = torch.addmv(w, known.T, part, alpha=-1), h + part
+        after = float(torch.linalg.vector_norm(w))
+        self.projected[: j + 1, j] = h.double().cpu().numpy()
+        self.size = j + 1
+        rounding = 10 * torch.finfo(w.dtype).eps * max(before, float(np.abs(self.projected).max()))
+        if after <= rounding or self.size == w.numel():
+            self.is_complete = True
+            return
+        self.projected[j + 1, j] = after
+        self.basis[j + 1] = w / after
+
+    def look(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ritz values, their vectors in the space, and the residual that the decomposition gives each."""
+        m = self.size
+        theta, vectors = np.linalg.eig(self.projected[:m, :m])
+        errors = np.zeros(m) if self.is_complete else abs(self.projected[m, m - 1]) * np.abs(vectors[-1])
+        return theta.astype(complex), vectors, errors
+
+    def certified(self, theta: np.ndarray, vectors: np.ndarray, chosen: list[int]) -> Extremes | None:
+        """The chosen Ritz values with residuals computed anew; `None` where these do not keep what was promised."""
+        y, mu = vectors[:, chosen].astype(complex), theta[chosen]
+        parts = np.concatenate([y.real, y.imag], axis=1)
+        x = self.basis[: self.size].T @ torch.from_numpy(parts).to(self.basis)
+        image, x = self._product(x).double().cpu().numpy(), x.double().cpu().numpy()
+        count = len(chosen)
+        x, image = x[:, :count] + 1j * x[:, count:], image[:, :count] + 1j * image[:, count:]
+        error = float((np.linalg.norm(image - mu * x, axis=0) / np.linalg.norm(x, axis=0)).max())
+        radius = float(np.abs(theta).max())
+        residual = error / radius if radius else error
+        return Extremes(tuple(complex(value) for value in mu), residual) if residual <= 2 * self.tolerance else None
