@@ -55,7 +55,9 @@ def main() -> None:
     start = min(seconds["start"])
     per_layer = {route: (min(seconds[route]) - start) / LAYERS for route in ("extremes", "all")}
     ratio = per_layer["all"] / per_layer["extremes"]
-    residuals = [layer[kind]["residual"] for layer in json.loads(texts["extremes"])["layers"] for kind in ("plain", "folded")]
+    residuals = [
+        layer[kind]["residual"] for layer in json.loads(texts["extremes"])["layers"] for kind in ("plain", "folded")
+    ]
     harness.write(
         "inspect_extremes",
         claim=f"`inspect --extremes` at LLaMA-3-8B geometry: at least {CLAIM:g} times faster per layer, same extremes",

@@ -18,6 +18,7 @@ osm.ablate(target)      # what removing each sub-block costs, and which cheap nu
 osm.prune(target, out, budget=0.25)   # an ordinary checkpoint without the blocks that matter least
 osm.edit(target, out)   # the same on a checkpoint, without loading the model
 osm.edit_curve(target, interval=(-1, 0))   # loss and features over the strength of such an edit: is it worth it?
+osm.survey(list, out)   # many models into one table of Parquet files; osm.read_survey(out) -> DataFrame
 osm.Monitor(model, batches), osm.SmoothingCallback(batches=...)   # the same during training
 
 Names are imported when they are first used (PEP 562): `import oversmooth` and `oversmooth --help` do not wait for torch.
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
         Verification,
     )
     from oversmooth.spectra.inspection import inspect
+    from oversmooth.surveys.frame import read_survey
+    from oversmooth.surveys.survey import survey
     from oversmooth.training.callback import SmoothingCallback
     from oversmooth.training.monitor import Monitor
     from oversmooth.worth.ablation import ablate
@@ -94,8 +97,10 @@ __all__ = [
     "measure_lengths",
     "predict",
     "prune",
+    "read_survey",
     "sharpen",
     "smooth",
+    "survey",
     "task_loss",
     "unapply",
     "verify",
@@ -117,6 +122,8 @@ _HOMES = {
     "measure": "oversmooth.measurement.measurement",
     "measure_lengths": "oversmooth.prediction.lengths",
     "predict": "oversmooth.prediction.prediction",
+    "read_survey": "oversmooth.surveys.frame",
+    "survey": "oversmooth.surveys.survey",
     "verify": "oversmooth.models.verify",
     **dict.fromkeys(("apply", "unapply"), "oversmooth.control.interventions"),
     **dict.fromkeys(("bake", "constrain", "sharpen", "smooth"), "oversmooth.control.constrain"),

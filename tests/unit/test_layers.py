@@ -22,6 +22,7 @@ LAYERS = (
     ("prediction",),
     ("worth",),
     ("analysis",),
+    ("surveys",),
     ("training",),
     ("lightning",),  # one name, where users of Lightning look for it
     ("commands",),

@@ -13,6 +13,7 @@ from oversmooth.commands.gate import gate
 from oversmooth.commands.pages import compare, report
 from oversmooth.commands.plugins import plugins
 from oversmooth.commands.reproduce import reproduce
+from oversmooth.commands.survey import atlas, survey
 from oversmooth.commands.train import train
 from oversmooth.commands.watch import watch
 from oversmooth.commands.weights import architectures, discover, inspect, verify
@@ -54,6 +55,8 @@ for command in (
     watch,
     finetune,
     reproduce,
+    survey,
+    atlas,
     architectures,
     plugins,
 ):

@@ -14,6 +14,7 @@ VALUES: dict[str, tuple[str, ...]] = {
         *("parametrization", "vision", "language", "baselines"),
     ),
     "dtype": ("stored", "float32", "bfloat16", "float16"),
+    "engine": ("auto", "serial", "process", "ray"),
     "format": ("html", "md"),
     "loss_task": ("causal language", "masked language", "classification", "similarity"),
     "metric": (

@@ -1,7 +1,11 @@
 """An example of every verb, shown at the end of its help; the tests parse each as the command line would."""
 
 EXAMPLES = {
-    "inspect": ("oversmooth inspect path/to/model --heads", "oversmooth inspect model.gguf --json"),
+    "inspect": (
+        "oversmooth inspect path/to/model --heads",
+        "oversmooth inspect model.gguf --json",
+        "oversmooth inspect owner/name --extremes",
+    ),
     "verify": ("oversmooth verify path/to/model",),
     "discover": ("oversmooth discover path/to/model",),
     "measure": (
@@ -40,6 +44,12 @@ EXAMPLES = {
     "watch": ("oversmooth watch runs/vanilla runs/sharpen --open",),
     "finetune": ("oversmooth finetune path/to/encoder --tasks boolq,cb --data SuperGLUE --seeds 0,1,2",),
     "reproduce": ("oversmooth reproduce all --out reproduction",),
+    "survey": (
+        "oversmooth survey models.txt --out survey",
+        "oversmooth survey --top 500 --pipeline-tag text-generation --out survey --workers 4",
+        "oversmooth survey hf://EleutherAI/pythia-70m@step1000..step143000 --out training",
+    ),
+    "atlas": ("oversmooth atlas survey -o atlas.html",),
     "architectures": ("oversmooth architectures --json",),
     "plugins": ("oversmooth plugins",),
 }

@@ -77,6 +77,8 @@ class RemoteUnavailable(OversmoothError):
     url: str
     reason: str
     advice: str = "Check the address and the connection, or use a local copy."
+    may_pass: bool = False
+    """Whether the same request may succeed later: the network or the server failed, not what was asked for."""
 
     @property
     def problem(self) -> str:

@@ -125,14 +125,14 @@ def _open_path(target: str, base: str | None = None) -> Source:
     if _timm_hub_id(target):
         source = _open_hub(str(_timm_hub_id(target)), None, "", target)
         return Source(target=target, kind="timm", config=source.config, store=source.store, place=f"timm:{target}")
-    tried, advice = ["a local file or folder"], ""
+    tried, advice, cause = ["a local file or folder"], "", None
     if HUB_ID.fullmatch(target) and not target.endswith((".safetensors", ".gguf", *PICKLES)):
         try:
             return _open_hub(target, None, "", target)
         except RemoteUnavailable as error:
             tried.append(f"the hub ({error.problem.rstrip('.')})")
-            advice = error.next_step
-    raise TargetNotFound(target, tried, advice)
+            advice, cause = error.next_step, error
+    raise TargetNotFound(target, tried, advice) from cause
 
 
 def local_path(target: str) -> Path | None:

@@ -81,6 +81,7 @@ def inspect(
     source = open_source(target, model_type=model_type, n_heads=n_heads, n_kv=n_kv, arch=arch, base=base)
     stacks = source.stacks()
     log = ReadLog(source.store)
+    log.announce(name for stack in stacks for block in stack.names.blocks for name in block)
     total = sum(len(stack.names.blocks) for stack in stacks)
     layers: list[LayerInspection] = []
     facts: list[StackFacts] = []

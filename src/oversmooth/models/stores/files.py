@@ -15,9 +15,13 @@ LARGEST_JSON = 32 * 2**20
 class RangedFile:
     """A file of known size of which any range of bytes can be read, exactly or not at all."""
 
-    def __init__(self, label: str, size: int, fetch: Callable[[int, int], bytes | bytearray]):
+    def __init__(
+        self, label: str, size: int, fetch: Callable[[int, int], bytes | bytearray], *, gap: int | None = None
+    ):
         self.label = label
         self.size = size
+        self.gap = gap
+        """Bytes that may be read in vain to save a read; `None` where reads cost nothing but their bytes."""
         self._fetch = fetch
 
     def read(self, start: int, stop: int) -> bytearray:

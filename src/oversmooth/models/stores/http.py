@@ -11,6 +11,7 @@ from oversmooth.errors import MissingDependency, RemoteUnavailable
 from oversmooth.models.stores.addressed import AddressedFolder
 from oversmooth.models.stores.attempts import COPY_IT, retried
 from oversmooth.models.stores.files import RangedFile
+from oversmooth.models.stores.traffic import current_traffic
 
 ANSWER_SECONDS = 20.0
 """How long one read may take in all, retries included, beside the time of its bytes at the slowest speed."""
@@ -18,6 +19,8 @@ SILENCE_SECONDS = 12.0
 """How long a server may say nothing before the connection is given up."""
 SLOWEST_BYTES_PER_SECOND = 64 * 2**10
 CONTENT_RANGE = re.compile(r"bytes (?P<first>\d{1,19})-(?P<last>\d{1,19})/(?P<size>\d{1,19}|\*)")
+LINKED_SHA256 = re.compile(r'(W/)?"?(?P<sha256>[0-9a-f]{64})"?')
+"""The header in which the hub tells the hash of a large file."""
 NO_RANGES = "the server gives no size or refuses byte ranges, so its tensors cannot be read one by one"
 
 
@@ -32,56 +35,108 @@ class HttpFolder(AddressedFolder):
             raise MissingDependency(error.name or "aiohttp", "hf", "reading from a URL") from error
         super().__init__(url, query)
         # The proxies and certificates of the environment count here as they do in every other tool.
-        client = {"headers": headers or {}, "trust_env": True, "auto_decompress": False}
-        self._pool = fsspec.filesystem("http", client_kwargs=client, skip_instance_cache=True)
+        client = {"trust_env": True, "auto_decompress": False}
+        own = {**client, "headers": headers or {}}
+        self._pool = fsspec.filesystem("http", client_kwargs=own, skip_instance_cache=True)
+        # Storage that a file was redirected to is asked directly from then on, and never sees the user's token.
+        self._storage_pool = fsspec.filesystem("http", client_kwargs=client, skip_instance_cache=True)
+        self._storage: dict[str, str] = {}
+        self._sizes: dict[str, int | None] = {}
+        self._hashes: dict[str, str] = {}
+        self.commit: str | None = None
+        """The commit that the files belong to, where the server tells it as the hub does."""
+        self._traffic = current_traffic()
+
+    def sha256_of(self, name: str) -> str | None:
+        """Hash of a file, where the server told it when it was asked for its size, as the hub does of large files."""
+        return self._hashes.get(self._address(name))
 
     def _open(self, address: str) -> RangedFile:
         size = self._size(address)
-        return RangedFile(address, size, lambda start, stop: self._fetch(address, start, stop, size))
+        gap = self._traffic.gap_bytes
+        return RangedFile(address, size, lambda start, stop: self._fetch(address, start, stop, size), gap=gap)
 
     def _size(self, address: str) -> int:
-        """The size of a file; raises `FileNotFoundError` where there is none."""
-        until = time.monotonic() + ANSWER_SECONDS
+        """The size of a file, asked for once; raises `FileNotFoundError` where there is none."""
+        if address not in self._sizes:
+            until = time.monotonic() + self._patience(0)
+            try:
+                self._sizes[address] = retried(address, lambda: self._ask_size(address, until), until, self._traffic)
+            except FileNotFoundError:
+                self._sizes[address] = None
+        size = self._sizes[address]
+        if size is None:
+            raise FileNotFoundError(address)
+        return size
 
-        async def ask() -> int:
-            size = await self._announced_size(address, until)
-            return size if size is not None else await self._size_by_range(address, until)
-
-        return retried(address, lambda: self._run(ask), until)
+    def _ask_size(self, address: str, until: float) -> int:
+        size: int | None = self._run(address, lambda: self._announced_size(address, _sooner(until, 0)))
+        return size if size is not None else self._run(address, lambda: self._size_by_range(address, _sooner(until, 0)))
 
     def _fetch(self, address: str, start: int, stop: int, size: int) -> bytes:
         if start == stop:
             return b""
-        until = time.monotonic() + ANSWER_SECONDS + (stop - start) / SLOWEST_BYTES_PER_SECOND
+        until = time.monotonic() + self._patience(stop - start)
 
         async def ask() -> bytes:
-            async with await self._request("GET", address, until, f"bytes={start}-{stop - 1}") as answer:
+            limit = _sooner(until, stop - start)
+            async with await self._request("GET", address, limit, f"bytes={start}-{stop - 1}") as answer:
                 _check_range(address, answer, start, stop, size)
                 return await _body(address, answer, stop - start)
 
-        return retried(address, lambda: self._run(ask), until)
+        data: bytes = retried(address, lambda: self._run(address, ask), until, self._traffic)
+        self._traffic.count(0, len(data))
+        return data
 
-    def _run(self, ask: Any) -> Any:
+    def _patience(self, count: int) -> float:
+        """Seconds that a read of so many bytes may take, retries included."""
+        return (self._traffic.patience_seconds or ANSWER_SECONDS) + count / SLOWEST_BYTES_PER_SECOND
+
+    def _run(self, address: str, ask: Any) -> Any:
         from fsspec.asyn import sync
 
+        if address not in self._storage:
+            self._traffic.wait_for_permit()
         return sync(self._pool.loop, ask)
 
     async def _request(self, method: str, address: str, until: float, wanted: str = "") -> Any:
         """The answer of the server, its headers only; raises unless it is a success."""
+        storage = self._storage.get(address) if method == "GET" else None
+        if storage is not None:
+            answer = await self._send(self._storage_pool, method, storage, until, wanted)
+            if answer.status in (200, 206):
+                return answer
+            answer.close()
+            self._storage.pop(address, None)  # its signature has ended, say: the long way then
+        answer = await self._send(self._pool, method, self._pool.encode_url(address), until, wanted)
+        if answer.status == 404:
+            answer.close()
+            raise FileNotFoundError(address)
+        if (method == "GET" and answer.status != 416) or answer.status == 429:
+            answer.raise_for_status()
+        self._remember(address, answer)
+        return answer
+
+    async def _send(self, pool: Any, method: str, url: Any, until: float, wanted: str) -> Any:
         import aiohttp
 
         left = max(until - time.monotonic(), 0.001)  # aiohttp reads 0 as no limit
         limit = aiohttp.ClientTimeout(total=left, sock_connect=SILENCE_SECONDS, sock_read=SILENCE_SECONDS)
         headers = {"Accept-Encoding": "identity", **({"Range": wanted} if wanted else {})}
-        session = await self._pool.set_session()
-        url = self._pool.encode_url(address)
+        session = await pool.set_session()
+        self._traffic.count(1)
         answer = await session.request(method, url, headers=headers, timeout=limit, allow_redirects=True)
-        if answer.status == 404:
-            answer.close()
-            raise FileNotFoundError(address)
-        if method == "GET" and answer.status != 416:
-            answer.raise_for_status()
+        self._traffic.count(len(answer.history))
         return answer
+
+    def _remember(self, address: str, answer: Any) -> None:
+        """Where the file really is, and what the hub says of it on the way there."""
+        first = answer.history[0] if answer.history else answer
+        if found := LINKED_SHA256.fullmatch(first.headers.get("X-Linked-Etag", "").strip()):
+            self._hashes[address] = found["sha256"]
+        self.commit = first.headers.get("X-Repo-Commit") or self.commit
+        if answer.history and answer.status in (200, 206) and answer.url.origin() != first.url.origin():
+            self._storage[address] = str(answer.url)
 
     async def _announced_size(self, address: str, until: float) -> int | None:
         """What a HEAD request says; `None` where it is refused, compressed or silent about the size."""
@@ -100,6 +155,11 @@ class HttpFolder(AddressedFolder):
             if answer.status != 206 or not found or found["size"] == "*":
                 raise RemoteUnavailable(address, NO_RANGES, COPY_IT)
             return int(found["size"])
+
+
+def _sooner(until: float, count: int) -> float:
+    """When one attempt at so many bytes is given up: at the end of all patience, and before that for another attempt."""
+    return min(until, time.monotonic() + ANSWER_SECONDS + count / SLOWEST_BYTES_PER_SECOND)
 
 
 def _check_range(address: str, answer: Any, start: int, stop: int, size: int) -> None:

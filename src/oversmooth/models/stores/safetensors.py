@@ -4,8 +4,9 @@ Not memory-mapped on purpose: pages of a map stay resident, so the peak would gr
 The header is checked completely before any number is believed.
 """
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from oversmooth.errors import BrokenFile, PackedWeights
 from oversmooth.models.stores.files import LARGEST_JSON, Folder, RangedFile, read_small
+from oversmooth.models.stores.merging import MergedFile
 from oversmooth.results import FileFacts
 from oversmooth.results.json_text import json_kind, json_object
 
@@ -163,6 +165,8 @@ class SafetensorsStore:
         self._folder = folder
         self._where = dict(where)
         self._open: dict[str, tuple[RangedFile, dict[str, Entry]]] = {}
+        self._announced: set[str] = set()
+        self._merged: dict[str, MergedFile] = {}
         self.names = self._where.keys()
 
     @classmethod
@@ -190,10 +194,34 @@ class SafetensorsStore:
         entry = header[name]
         if entry.dtype not in DTYPES:
             raise PackedWeights(file.label, f"{name!r} has dtype {entry.dtype}")
-        data = file.read(entry.start, entry.stop)
+        data = self._reader(shard).read(entry.start, entry.stop)
         if not data:
             return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         return torch.frombuffer(data, dtype=DTYPES[entry.dtype]).reshape(entry.shape)
+
+    def announce(self, names: Iterable[str]) -> None:
+        """Says what is going to be read: neighbours in a remote file then come in one request."""
+        self._announced.update(names)
+
+    def _reader(self, shard: str) -> RangedFile | MergedFile:
+        file, header = self._shard(shard)
+        if file.gap is None:
+            return file
+        if shard not in self._merged:
+            spans = [(header[name].start, header[name].stop) for name in self._announced & header.keys()]
+            self._merged[shard] = MergedFile(file, spans)
+        return self._merged[shard]
+
+    def content_sha256(self) -> str | None:
+        """Hash of the files that hold the tensors, where their server tells it; nothing is read."""
+        told = getattr(self._folder, "sha256_of", None)
+        found = [told(shard) for shard in sorted(set(self._where.values()))] if told else [None]
+        return hashlib.sha256(" ".join(found).encode()).hexdigest() if all(found) else None
+
+    @property
+    def commit(self) -> str | None:
+        """The commit of the repository that the files come from, where their server tells it."""
+        return getattr(self._folder, "commit", None)
 
     def file_of(self, name: str) -> str:
         """The name of the file that holds a tensor."""

@@ -1,7 +1,7 @@
 """What every kind of checkpoint offers: the names of its tensors, and one tensor at a time."""
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -34,6 +34,10 @@ class ReadLog:
         self._hash = hashlib.sha256()
         self.bytes_read = 0
         self.dtypes: set[str] = set()
+
+    def announce(self, names: Iterable[str]) -> None:
+        """Tells a store that can merge reads what is going to be read."""
+        getattr(self._store, "announce", lambda names: None)(names)
 
     def read(self, name: str) -> Tensor:
         tensor = self._store.read(name)

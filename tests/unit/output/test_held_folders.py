@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from oversmooth.errors import FolderInUse
-from oversmooth.training.recipes.held_folder import LOCK, held
+from oversmooth.output.held_folders import LOCK, held
 from oversmooth.training.recipes.runner import RunRequest, place_held
 from tests.command_line import ROOT
 
 HOLDER = """
 import sys
 from pathlib import Path
-from oversmooth.training.recipes.held_folder import held
+from oversmooth.output.held_folders import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

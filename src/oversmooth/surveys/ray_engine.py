@@ -1,0 +1,126 @@
+"""The same function on Ray Data: on this machine or on a cluster, the desk as a named actor.
+
+Three things of Ray Data that this is written around. Actors that take every CPU leave none for the rest of the pipeline,
+which then waits forever: a local cluster has one logical CPU more than workers, and on another one that many have to be
+free. Threads follow `num_cpus`: every worker asks for one and has one. A dataset that runs again reads all of its input:
+finished targets are taken out before it is made, and blocks are small, so that what is finished arrives soon.
+"""
+
+import os
+import pickle
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from oversmooth.errors import BadValue, MissingDependency
+from oversmooth.surveys.desk import Desk
+from oversmooth.surveys.engines import Limits
+from oversmooth.surveys.reading import Listed, Options, Outcome, survey_target
+
+NAMESPACE = "oversmooth"
+TARGETS_PER_BLOCK = 4
+"""Small enough that results arrive soon, large enough that scheduling does not count."""
+
+
+class RayEngine:
+    """An engine with the address of a cluster; without one, a cluster of this machine for as long as it runs."""
+
+    def __init__(self, address: str | None = None):
+        self._address = address
+
+    def __call__(self, targets: Sequence[Listed], options: Options, limits: Limits, workers: int) -> Iterator[Outcome]:
+        if not targets:
+            return
+        ray = _import_ray()
+        was_running = ray.is_initialized()
+        if not was_running:
+            self._connect(ray, workers)
+        _require_room(ray, workers)
+        name = f"oversmooth-desk-{uuid.uuid4().hex[:8]}"
+        # No CPU of its own: it answers questions. Many of them at once, because nobody should wait for another's answer.
+        desk = ray.remote(Desk).options(name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=32)
+        handle = desk.remote(limits.requests_per_second, 4, limits.known)
+        try:
+            yield from _outcomes(ray, targets, options, name, workers)
+        finally:
+            ray.kill(handle)
+            if not was_running:
+                ray.shutdown()
+
+    def _connect(self, ray: Any, workers: int) -> None:
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        if self._address:
+            ray.init(address=self._address, namespace=NAMESPACE, **quiet)
+        else:
+            ray.init(num_cpus=workers + 1, namespace=NAMESPACE, include_dashboard=False, **quiet)
+
+
+def _import_ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise MissingDependency("ray", "survey", "--engine ray") from error
+    return ray
+
+
+def _require_room(ray: Any, workers: int) -> None:
+    cpus = int(ray.cluster_resources().get("CPU", 0))
+    if workers >= cpus:
+        raise BadValue("workers", workers, f"less than the {cpus} CPUs of the cluster: the dataset needs one itself")
+
+
+def _outcomes(ray: Any, targets: Sequence[Listed], options: Options, desk: str, workers: int) -> Iterator[Outcome]:
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    blocks = max(-(-len(targets) // TARGETS_PER_BLOCK), 1)
+    items = [{"target": listed.target, "year": listed.year or 0} for listed in targets]
+    dataset = ray.data.from_items(items, override_num_blocks=blocks).map(
+        Worker,
+        fn_constructor_args=(options, desk),
+        compute=ray.data.ActorPoolStrategy(size=workers),
+        num_cpus=1,
+    )
+    for row in dataset.iter_rows():
+        yield pickle.loads(row["outcome"])
+
+
+class Worker:
+    """One actor of the pool; it asks the desk by its name, wherever in the cluster that is."""
+
+    def __init__(self, options: Options, desk: str):
+        import ray
+        import torch
+
+        torch.set_num_threads(1)
+        self._options = options
+        self._desk = RemoteDesk(ray.get_actor(desk, namespace=NAMESPACE))
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        outcome = survey_target(Listed(row["target"], row["year"] or None), self._options, self._desk)
+        return {"outcome": pickle.dumps(outcome)}
+
+
+class RemoteDesk:
+    """The calls of a desk, to the actor that it is."""
+
+    def __init__(self, actor: Any):
+        self._actor = actor
+
+    def permit(self) -> float:
+        return self._ask(self._actor.permit.remote())
+
+    def pause(self, seconds: float) -> None:
+        self._ask(self._actor.pause.remote(seconds))
+
+    def claim(self, content: str, target: str) -> bool:
+        return self._ask(self._actor.claim.remote(content, target))
+
+    def release(self, content: str, target: str) -> None:
+        self._ask(self._actor.release.remote(content, target))
+
+    def _ask(self, reference: Any) -> Any:
+        import ray
+
+        return ray.get(reference)
