@@ -43,7 +43,9 @@ def _bert(i: int) -> Shapes:
     for part in ("query", "key", "value"):
         found |= _linear(f"{block}.attention.self.{part}", bias=True)
     found |= _linear(f"{block}.attention.output.dense", bias=True)
-    return found | _norm(f"{block}.attention.output.LayerNorm", bias=True) | _norm(f"{block}.output.LayerNorm", bias=True)
+    return (
+        found | _norm(f"{block}.attention.output.LayerNorm", bias=True) | _norm(f"{block}.output.LayerNorm", bias=True)
+    )
 
 
 def _distilbert(i: int) -> Shapes:
@@ -56,7 +58,9 @@ def _distilbert(i: int) -> Shapes:
 
 def _neox(i: int) -> Shapes:
     block = f"gpt_neox.layers.{i}"
-    found = _linear(f"{block}.attention.query_key_value", 3 * WIDTH, bias=True) | _linear(f"{block}.attention.dense", bias=True)
+    found = _linear(f"{block}.attention.query_key_value", 3 * WIDTH, bias=True) | _linear(
+        f"{block}.attention.dense", bias=True
+    )
     return found | _norm(f"{block}.input_layernorm", bias=True) | _norm(f"{block}.post_attention_layernorm", bias=True)
 
 

@@ -8,12 +8,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 LONGEST_PAUSE_SECONDS = 900.0
 """However long a server asks everybody to wait, they look again after this."""
 
 
+@runtime_checkable
 class Shared(Protocol):
     """The calls of a desk, wherever it is."""
 

@@ -83,28 +83,29 @@ class SurveyTable:
 
     def models(self, columns: Sequence[str] = NAMES) -> list[Row]:
         """Rows of all models."""
-        return [row for name in self.parts() for row in _read(self.folder / "level=model" / name, columns)]
+        return [row for name in self.parts() for row in self.part_rows(name, "model", columns)]
+
+    def part_rows(self, name: str, level: str, columns: Sequence[str] = NAMES) -> Iterator[Row]:
+        """Rows of one part at one level."""
+        path = self.folder / f"level={level}" / name
+        if path.exists():
+            yield from _read(path, columns)
 
     def with_content(self, contents: Collection[str]) -> dict[str, list[tuple[str, Row]]]:
         """Rows by content, of the first target that was read with each."""
         owners: dict[str, str] = {}
         found: dict[str, list[tuple[str, Row]]] = {}
         for name in self.parts():
-            rows = list(_read(self.folder / "level=model" / name, ("target", "file_sha256", "status")))
+            rows = list(self.part_rows(name, "model", ("target", "file_sha256", "status")))
             for row in rows:
                 if row["file_sha256"] in contents and row["status"] == "read":
                     owners.setdefault(row["file_sha256"], row["target"])
             targets = {row["target"] for row in rows} & set(owners.values())
-            for level, row in self._rows_of_part(name) if targets else ():
-                if row["target"] in targets and owners.get(row["file_sha256"]) == row["target"]:
-                    found.setdefault(row["file_sha256"], []).append((level, row))
+            for level in LEVELS if targets else ():
+                for row in self.part_rows(name, level):
+                    if row["target"] in targets and owners.get(row["file_sha256"]) == row["target"]:
+                        found.setdefault(row["file_sha256"], []).append((level, row))
         return found
-
-    def _rows_of_part(self, name: str) -> Iterator[tuple[str, Row]]:
-        for level in LEVELS:
-            path = self.folder / f"level={level}" / name
-            if path.exists():
-                yield from ((level, row) for row in _read(path, NAMES))
 
     def forget(self, status: str) -> int:
         """Takes the models with a status out of the table, which have no other rows; how many there were."""

@@ -46,6 +46,8 @@ BITS: Mapping[str, int] = {
 """Bits per number of every dtype of the format, also of those that are never read here: the layout needs them."""
 LARGEST_HEADER = 100_000_000
 """Bytes; the limit of the format's own implementation."""
+COMMON_HEADER = 2**17
+"""Bytes that hold the header of most models; read at once where that may cost some bytes in vain."""
 LARGEST_COUNT = 2**63
 """No dimension, and no number of bits of a tensor, reaches this."""
 
@@ -68,11 +70,12 @@ def read_header(file: RangedFile) -> dict[str, Entry]:
     """
     if file.size < 8:
         raise BrokenFile(file.label, "a safetensors header", f"a file of {file.size} bytes")
-    length = int.from_bytes(file.read(0, 8), "little")
+    first = bytes(file.read(0, min(file.size, max(8, min(file.gap or 0, COMMON_HEADER)))))  # one request for most files
+    length = int.from_bytes(first[:8], "little")
     if length > min(file.size - 8, LARGEST_HEADER):
         raise BrokenFile(file.label, "a safetensors header that fits into the file", f"a header of {length} bytes")
     header = json_object(
-        bytes(file.read(8, 8 + length)),
+        first[8 : 8 + length] if 8 + length <= len(first) else bytes(file.read(8, 8 + length)),
         file.label,
         "a safetensors header in JSON",
         object_pairs_hook=_without_duplicates,

@@ -28,7 +28,7 @@ def render(page: Page) -> str:
         css=own("page.css"),
         script=own("page.js"),
         plotly=Markup(get_plotlyjs()),
-        figures=Markup(_script_safe(figures_of(page))),
+        figures=Markup(script_safe(figures_of(page))),
     )
 
 
@@ -40,7 +40,7 @@ def figures_of(page: Page) -> dict[str, Any]:
     return found
 
 
-def _script_safe(value: Any) -> str:
+def script_safe(value: Any) -> str:
     """JSON inside a script element: no `<`, `>` or `&` that HTML could take for markup."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
