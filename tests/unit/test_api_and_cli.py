@@ -22,6 +22,7 @@ PAIRS = {
     "gate": osm.gate,
     "edit": osm.edit,
     "loss": osm.task_loss,
+    "survey": osm.survey,
 }
 """Each verb, and the function that does the same."""
 

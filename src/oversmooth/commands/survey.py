@@ -24,10 +24,11 @@ def survey(
     author: Annotated[str | None, typer.Option(help="Ask the hub: models of this user or organisation.")] = None,
     pipeline_tag: Annotated[str | None, typer.Option(help="Ask the hub: models for this task.")] = None,
     top: Annotated[int | None, typer.Option(help="Ask the hub: so many models, by downloads.", min=1)] = None,
-    all_eigenvalues: Annotated[
-        bool, typer.Option("--all-eigenvalues", help="Every eigenvalue, not just the extremes: several times slower.")
-    ] = False,
+    extremes: Annotated[
+        bool, typer.Option("--extremes/--all-eigenvalues", help="All eigenvalues take several times as long.")
+    ] = True,
     heads: Annotated[bool, typer.Option("--heads", help="Also a row per head.")] = False,
+    dtype: Annotated[str, typer.Option(help="Precision of the eigenvalues: auto, float64 or float32.")] = "auto",
     engine: Annotated[
         str, typer.Option(help="auto, serial, process or ray.", autocompletion=completion.values("engine"))
     ] = "auto",
@@ -54,8 +55,9 @@ def survey(
             author=author,
             pipeline_tag=pipeline_tag,
             top=top,
-            extremes=not all_eigenvalues,
+            extremes=extremes,
             heads=heads,
+            dtype=dtype,
             engine=engine,
             workers=workers,
             address=address,

@@ -113,11 +113,15 @@ class _Space:
         """The chosen Ritz values with residuals computed anew; `None` where these do not keep what was promised."""
         y, mu = vectors[:, chosen].astype(complex), theta[chosen]
         parts = np.concatenate([y.real, y.imag], axis=1)
-        x = self.basis[: self.size].T @ torch.from_numpy(parts).to(self.basis)
-        image, x = self._product(x).double().cpu().numpy(), x.double().cpu().numpy()
-        count = len(chosen)
-        x, image = x[:, :count] + 1j * x[:, count:], image[:, :count] + 1j * image[:, count:]
+        columns = self.basis[: self.size].T @ torch.from_numpy(parts).to(self.basis)
+        x, image = (_complex(found.double().cpu().numpy()) for found in (columns, self._product(columns)))
         error = float((np.linalg.norm(image - mu * x, axis=0) / np.linalg.norm(x, axis=0)).max())
         radius = float(np.abs(theta).max())
         residual = error / radius if radius else error
         return Extremes(tuple(complex(value) for value in mu), residual) if residual <= 2 * self.tolerance else None
+
+
+def _complex(parts: np.ndarray) -> np.ndarray:
+    """Columns of real parts, and behind them those of imaginary parts, as complex columns."""
+    real, imaginary = np.hsplit(parts, 2)
+    return real + 1j * imaginary

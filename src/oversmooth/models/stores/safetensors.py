@@ -218,8 +218,8 @@ class SafetensorsStore:
     def content_sha256(self) -> str | None:
         """Hash of the files that hold the tensors, where their server tells it; nothing is read."""
         told = getattr(self._folder, "sha256_of", None)
-        found = [told(shard) for shard in sorted(set(self._where.values()))] if told else [None]
-        return hashlib.sha256(" ".join(found).encode()).hexdigest() if all(found) else None
+        hashes = [told(shard) for shard in sorted(set(self._where.values()))] if told else []
+        return hashlib.sha256(" ".join(hashes).encode()).hexdigest() if hashes and all(hashes) else None
 
     @property
     def commit(self) -> str | None:
