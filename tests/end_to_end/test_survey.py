@@ -26,8 +26,8 @@ COST = [column.name for column in EFFORT]
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """Forty repositories of all families and kinds, for this process."""
-    found, kinds = repositories(40)
+    """Repositories of all families and kinds, for this process."""
+    found, kinds = repositories(24, seed=1)
     hub = Hub(found, gated=kinds["gated"])
     with serving(hub) as url:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -64,7 +64,7 @@ def test_every_repository_is_a_row_and_equal_files_are_read_once(hub, tmp_path):
     assert_one_row_each(hub, kinds, tmp_path / "table")
     assert counts.copied == len(kinds["duplicate"]) > 0
     assert [name for name in kinds["duplicate"] if hub.reads[name] > 1] == []  # its header, and no tensor
-    assert counts.bytes_received + 0 == osm.read_survey(tmp_path / "table", "model").bytes_received.sum()
+    assert counts.bytes_received == osm.read_survey(tmp_path / "table", "model").bytes_received.sum()
     assert 0.9 * hub.bytes_sent <= counts.bytes_received <= hub.bytes_sent
 
 
@@ -90,7 +90,7 @@ def test_a_small_model_costs_three_requests_of_the_hub_and_few_of_its_storage(hu
 
 def test_the_limit_of_requests_holds_and_a_busy_hub_is_obeyed(hub, tmp_path):
     hub, kinds = hub
-    hub.repositories = dict(list(hub.repositories.items())[:12])
+    hub.repositories = dict(list(hub.repositories.items())[:10])
     kinds = {kind: names & hub.repositories.keys() for kind, names in kinds.items()}
     hub.limit, hub.faults, hub.retry_after = (30, 1.0), Faults(busy=0.1), 0.1
     osm.survey(names_of(hub), tmp_path / "table", requests_per_second=20.0)
@@ -100,7 +100,7 @@ def test_the_limit_of_requests_holds_and_a_busy_hub_is_obeyed(hub, tmp_path):
 
 def test_cut_connections_and_broken_answers_are_tried_again(hub, tmp_path, monkeypatch):
     hub, kinds = hub
-    hub.repositories = dict(list(hub.repositories.items())[:12])
+    hub.repositories = dict(list(hub.repositories.items())[:10])
     kinds = {kind: names & hub.repositories.keys() for kind, names in kinds.items()}
     hub.faults = Faults(cut=0.2, broken=0.1)
     monkeypatch.setattr(attempts, "LONGEST_PAUSE", 0.01)
@@ -180,14 +180,30 @@ def killed_again_and_again(url, folder, out, times, longest, *options):
         time.sleep(0.2)
 
 
-def test_worker_processes_say_the_same_as_one_and_a_kill_costs_nothing_but_time(tmp_path):
+def test_a_survey_that_was_killed_goes_on_where_it_was(tmp_path):
+    found, kinds = repositories(24, seed=1)
+    hub = Hub(found, gated=kinds["gated"], latency=0.1)
+    (tmp_path / "list.txt").write_text("\n".join(names_of(hub)))
+    with serving(hub) as url:
+        killed_again_and_again(url, tmp_path, tmp_path / "table", 1, 0.5, "--requests-per-second", 500)
+        hub.latency = 0.0
+        counts = run(url, tmp_path, tmp_path / "table", "--requests-per-second", 500)
+        assert 0 < counts["earlier"] < 24
+    assert_one_row_each(hub, kinds, tmp_path / "table")
+
+
+@pytest.mark.slow
+def test_worker_processes_say_the_same_as_one_and_end_with_the_survey(tmp_path):
     found, kinds = repositories(24, seed=1)
     hub = Hub(found, gated=kinds["gated"], latency=0.02)
     (tmp_path / "list.txt").write_text("\n".join(names_of(hub)))
     with serving(hub) as url:
         killed_again_and_again(url, tmp_path, tmp_path / "two", 1, 0.5, "--workers", 2, "--requests-per-second", 500)
-        counts = run(url, tmp_path, tmp_path / "two", "--workers", 2, "--requests-per-second", 500)
-        assert counts["earlier"] > 0
+        time.sleep(2.0)
+        asked = hub.resolves
+        time.sleep(2.0)
+        assert hub.resolves == asked  # no worker outlives the survey
+        run(url, tmp_path, tmp_path / "two", "--workers", 2, "--requests-per-second", 500)
         run(url, tmp_path, tmp_path / "one", "--requests-per-second", 500)
     assert_one_row_each(hub, kinds, tmp_path / "two")
     pandas.testing.assert_frame_equal(table_of(tmp_path / "two"), table_of(tmp_path / "one"))

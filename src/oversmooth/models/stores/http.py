@@ -70,8 +70,15 @@ class HttpFolder(AddressedFolder):
         return size
 
     def _ask_size(self, address: str, until: float) -> int:
-        size: int | None = self._run(address, lambda: self._announced_size(address, _sooner(until, 0)))
-        return size if size is not None else self._run(address, lambda: self._size_by_range(address, _sooner(until, 0)))
+        size, status = self._run(address, lambda: self._announced_size(address, _sooner(until, 0)))
+        if size is not None:
+            return int(size)
+        try:
+            return int(self._run(address, lambda: self._size_by_range(address, _sooner(until, 0))))
+        except RemoteUnavailable as error:
+            if status >= 500:  # it failed at the first question: the answer to the second one is no reason to give up
+                raise ConnectionError(f"the server answered with status {status}") from error
+            raise
 
     def _fetch(self, address: str, start: int, stop: int, size: int) -> bytes:
         if start == stop:
@@ -138,15 +145,15 @@ class HttpFolder(AddressedFolder):
         if answer.history and answer.status in (200, 206) and answer.url.origin() != first.url.origin():
             self._storage[address] = str(answer.url)
 
-    async def _announced_size(self, address: str, until: float) -> int | None:
-        """What a HEAD request says; `None` where it is refused, compressed or silent about the size."""
+    async def _announced_size(self, address: str, until: float) -> tuple[int | None, int]:
+        """What a HEAD request says, and its status; no size where it is refused, compressed or silent about it."""
         async with await self._request("HEAD", address, until) as answer:
             length = answer.headers.get("Content-Length", "")
             if answer.status != 200 or _encoding(answer) or not re.fullmatch(r"\d{1,18}", length):
-                return None
+                return None, answer.status
             if answer.headers.get("Accept-Ranges", "").strip().lower() == "none":
                 raise RemoteUnavailable(address, NO_RANGES, COPY_IT)
-            return int(length)
+            return int(length), answer.status
 
     async def _size_by_range(self, address: str, until: float) -> int:
         async with await self._request("GET", address, until, "bytes=0-0") as answer:

@@ -1,0 +1,111 @@
+"""The atlas in a real browser, with one model and with thousands: it opens, filters, and no name becomes markup."""
+
+import random
+
+import pytest
+
+import oversmooth as osm
+from oversmooth.output.atlas import GRID, AtlasModel, render_atlas
+from tests.browser import opened
+from tests.command_line import oversmooth
+from tests.small_checkpoints import FAMILIES, checkpoint
+
+HOSTILE = (
+    "<script>document.title='taken'</script>",
+    "<img src=x onerror=\"document.title='taken'\">",
+    "</script><script>document.title='taken'</script>",
+    "{{ 7 * 7 }} & \"quotes\" 'and' <b>bold</b>",
+    "<a href='javascript:document.title=1'>owner/name</a>",
+)
+
+
+def models(count):
+    """Models of a dozen families; some refused, some with names that would like to be code."""
+    draw = random.Random(0)
+    families = [*FAMILIES, "t5", HOSTILE[1]]
+    for number in range(count):
+        name = HOSTILE[number // 100 % len(HOSTILE)] if number % 100 == 1 else f"owner-{number % 97}/model-{number}"
+        is_read = number % 20 != 3
+        layers = draw.choice((12, 24, 32))
+        known = {"target": name, "status": "read" if is_read else "refused", "reason": None if is_read else HOSTILE[0]}
+        if not is_read:
+            nothing = ("family", "d_model", "n_layers", "block_parameters", "mean_tendency", "sharpening_share")
+            yield AtlasModel(**known, year=None, norm_negative_share=None, **dict.fromkeys(nothing))
+            continue
+        family = draw.randrange(len(families))
+        tendency = tuple(0.1 * family - 0.4 + draw.gauss(0, 0.1) for _ in range(GRID))
+        yield AtlasModel(
+            **known,
+            family=families[family],
+            year=draw.choice((2019, 2022, 2025, None)),
+            d_model=768,
+            n_layers=layers,
+            block_parameters=12 * layers * draw.choice((256, 768, 4096)) ** 2,
+            mean_tendency=sum(tendency) / GRID,
+            sharpening_share=sum(value < 0 for value in tendency) / GRID,
+            norm_negative_share=draw.choice((0.0, 0.02)),
+            tendency=tendency,
+            dominating=tuple(draw.gauss(0.5, 1) for _ in range(layers)),
+        )
+
+
+@pytest.fixture(scope="module")
+def five_thousand(tmp_path_factory):
+    page = tmp_path_factory.mktemp("atlas") / "atlas.html"
+    page.write_text(render_atlas(list(models(5000)), folder=HOSTILE[2], versions="0"), encoding="utf-8")
+    return page
+
+
+def test_five_thousand_models_open_filter_and_stay_text(five_thousand):
+    with opened(five_thousand) as seen:
+        page = seen.page
+        page.wait_for_selector("html[data-ready=yes]")
+        assert page.text_content("#count") == "5000 of 5000 models"
+        assert page.locator("#depth .scatterlayer .trace").count() >= 8
+        page.select_option("#family", "bert")
+        few = int(page.text_content("#count").split()[0])
+        assert 0 < few < 5000
+        assert set(page.locator("#models tbody td:nth-child(2)").all_text_contents()) == {"bert"}
+        page.select_option("#by", "year")
+        assert "2019" in page.text_content("#depth")
+        page.click("#reset")
+        page.fill("#search", "onerror")
+        page.wait_for_function("document.getElementById('count').textContent.startsWith('10 of')")
+        assert page.locator("#models tbody tr").count() == 10
+        assert page.locator("#models tbody td.name").first.text_content() == HOSTILE[1]
+        page.fill("#search", "nothing is called so")
+        page.wait_for_selector("#depth .nothing")
+        page.click("#reset")
+        page.wait_for_function("document.getElementById('count').textContent.startsWith('5000 of')")
+        page.click("#after")
+        assert page.text_content("#page") == "page 2 of 50"
+        assert page.locator("main img, main a, main b, main script").count() == 0
+        assert page.title().startswith("oversmooth atlas")
+        assert seen.errors == []
+        assert [url for url in seen.requests if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_one_model_makes_a_page_from_the_command_line(tmp_path):
+    (tmp_path / "models" / "a").mkdir(parents=True)
+    for file, content in checkpoint("gpt2", 0).items():
+        (tmp_path / "models" / "a" / file).write_bytes(content)
+    osm.survey(tmp_path / "models", tmp_path / "survey")
+    done = oversmooth("atlas", tmp_path / "survey", "-o", tmp_path / "atlas.html")
+    assert done.returncode == 0, done.stderr
+    with opened(tmp_path / "atlas.html") as seen:
+        seen.page.wait_for_selector("html[data-ready=yes]")
+        assert seen.page.text_content("#count") == "1 of 1 model"
+        assert seen.page.text_content("#models tbody td:nth-child(2)") == "gpt2"
+        assert seen.errors == []
+
+
+def test_a_folder_without_a_survey_is_refused(tmp_path):
+    done = oversmooth("atlas", tmp_path, "-o", tmp_path / "atlas.html")
+    assert done.returncode == 2
+    assert "survey LIST --out FOLDER" in done.stderr
+    assert not (tmp_path / "atlas.html").exists()
+
+
+def test_a_survey_of_refused_models_is_a_page_too(tmp_path):
+    page = render_atlas([model for model in models(40) if model.status == "refused"], folder="x", versions="0")
+    assert "0 of 2 models read" in page
