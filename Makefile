@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := hf,timm,lightning,gguf,report,docs,dev
+EXTRAS := hf,timm,lightning,gguf,report,survey,docs,dev
 SOURCES := src tests benchmarks examples release docs/hooks
 
 .PHONY: report test test-slow fuzz check format docs public-api bench families release chromium constraints clean
