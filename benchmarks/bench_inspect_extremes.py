@@ -19,7 +19,7 @@ from typing import Any
 import harness
 from bench_inspect_llama import D_HEAD, HEADS, N_KV, WIDTH, inspect_command, write_checkpoint
 
-LAYERS, ROUNDS = 4, 3
+LAYERS, ROUNDS = 4, 2
 CLAIM, AGREE_TO, LARGEST_RESIDUAL = 4.0, 1e-5, 1e-8
 NAMES = ("rho_dc", "spectral_radius", "min_real", "max_real")
 
