@@ -5,7 +5,7 @@
   const all = data.target.map((_, i) => i);
   const id = (name) => document.getElementById(name);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const COLOURS = ["#0072b2", "#c85a00", "#009e73", "#8250df", "#b58900", "#cc4c7a", "#3a9ad9", "#6e7781"];
+  const COLOURS = ["#7b3fc4", "#2f8f4e", "#d0479b", "#0f9484", "#a08000", "#8e1e63", "#4a78b5", "#6e7781"];
   const GROUPS = COLOURS.length, PAGE = 100, MANY_SIGNS = 0.001;
   const SIZES = [[1e7, "under 10M"], [1e8, "10M to 100M"], [1e9, "100M to 1B"], [1e10, "1B to 10B"], [Infinity, "10B and more"]];
   const sizeOf = (count) => count == null ? "unknown" : SIZES.find(([limit]) => count < limit)[1];
