@@ -192,12 +192,18 @@ def _passes_below(stacks: Sequence[Stack], depth: int | None = None) -> int:
 
 
 def _with_end(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Every batch, and whether it is the last: one is read ahead."""
+    """Every batch, and whether it is the last: one is read ahead, and Ctrl-C there does not lose the one before it."""
     iterator = iter(batches)
     ahead = next(iterator, None)
     while ahead is not None:
-        batch, ahead = ahead, next(iterator, None)
+        batch, stop = ahead, None
+        try:
+            ahead = next(iterator, None)
+        except KeyboardInterrupt as error:
+            stop = error
         yield batch, ahead is None
+        if stop is not None:
+            raise stop
 
 
 def pass_through(live: LiveModel, observer: Observer, max_samples: int | None, progress: Progress) -> bool:
