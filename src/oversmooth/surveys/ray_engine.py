@@ -6,6 +6,7 @@ free. Threads follow `num_cpus`: every worker asks for one and has one. A datase
 finished targets are taken out before it is made, and blocks are small, so that what is finished arrives soon.
 """
 
+import logging
 import os
 import pickle
 import uuid
@@ -72,8 +73,8 @@ def _require_room(ray: Any, workers: int) -> None:
 
 
 def _outcomes(ray: Any, targets: Sequence[Listed], options: Options, desk: str, workers: int) -> Iterator[Outcome]:
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # its plan and its own counts are not the survey's
     blocks = max(-(-len(targets) // TARGETS_PER_BLOCK), 1)
     items = [{"target": listed.target, "year": listed.year or 0} for listed in targets]
     dataset = ray.data.from_items(items, override_num_blocks=blocks).map(
