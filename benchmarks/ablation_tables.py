@@ -17,6 +17,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import harness
 
 from oversmooth.models.embedded import minilm_folder
+from oversmooth.models.opening import open_source
 from oversmooth.worth.ablation import ablate
 
 MODELS = Path(os.environ.get("OVERSMOOTH_MODELS", "models"))
@@ -43,7 +44,8 @@ def main(which: str) -> None:
     folder = folder_of(name)
     packed = next((file.name for file in folder.glob("*.gguf")), None)
     config = AutoConfig.from_pretrained(folder, **({"gguf_file": packed} if packed else {})) if is_random else None
-    target = AutoModel.from_config(config).float().eval() if is_random else str(folder)
+    # DINOv2 is stored in float16, which a CPU computes slowly and similarities need not.
+    target = AutoModel.from_config(config).float().eval() if is_random else open_source(folder, dtype="float32")
     samples, tokens = SIZES[name]
     data = str(DATA / "images") if name == "dinov2" else None
     start = time.perf_counter()

@@ -36,7 +36,7 @@ class Metric:
     scales: bool = False
     """Whether one token of large norm can decide the value; then `measure` also gives it without the largest token."""
     is_costly: bool = False
-    """Whether `measure` takes it on every fourth sequence only, so that it stays cheap beside the forward pass."""
+    """Whether `measure` takes it on every eighth sequence only, so that it stays cheap beside the forward pass."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "__doc__", self.function.__doc__)

@@ -5,6 +5,7 @@ the forward pass; of the stream, a place and the sub-block before it are held wh
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,12 +24,13 @@ from oversmooth.measurement.metrics import log_hfc_lfc, log_hfc_lfc_unit
 from oversmooth.measurement.moments import Kept, Moments, measurable
 from oversmooth.measurement.passes import Seen
 from oversmooth.measurement.selection import Selection
+from oversmooth.models.hooks.attention_maps import unwatched
 from oversmooth.models.hooks.places import Place, on_stream
 from oversmooth.models.inputs import TEXT
 from oversmooth.models.source import Stack
 from oversmooth.results import Missing, PlaceValue, SpanDistances
 
-EVERY = 4
+EVERY = 8
 """Metrics that cost much are taken of every so many-th sequence."""
 LEAST_WITHOUT = 3
 """Tokens that a sequence needs for numbers without its largest one."""
@@ -83,6 +85,11 @@ class MeasurementObserver:
         self.attention.begin()
 
     def observe(self, place: Place, h: Float[Tensor, "batch token d_model"]) -> None:
+        # What is computed here is not the model's: nobody has to watch it for attention.
+        with unwatched() if self.chosen.attention else nullcontext():
+            self._observe(place, h)
+
+    def _observe(self, place: Place, h: Float[Tensor, "batch token d_model"]) -> None:
         kept = self._kept_of(place.stack, h)
         if kept is None:
             return
@@ -146,6 +153,12 @@ class MeasurementObserver:
         self._pending.append((self._sums, place, metric, values))
 
     def finish(self) -> Bool[Tensor, "batch token"]:
+        with unwatched() if self.chosen.attention else nullcontext():
+            self._finish()
+        keep, _ = next(iter(self._keep.values()))
+        return keep
+
+    def _finish(self) -> None:
         for steps in self._steps.values():
             steps.leave_block()
         for sums, place, metric, values in self._pending:
@@ -156,8 +169,6 @@ class MeasurementObserver:
             spans.finish()
         self.largest.finish()
         self.attention.finish()
-        keep, _ = next(iter(self._keep.values()))
-        return keep
 
     # --- results ---
 
