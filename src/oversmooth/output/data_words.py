@@ -6,7 +6,8 @@ from oversmooth.results import DataFacts, TextFacts
 def how_much(data: DataFacts) -> str:
     """How many sequences of what."""
     skipped = f", {data.skipped} skipped (fewer than two tokens)" if data.skipped else ""
-    return f"{data.sequences} sequences, {data.tokens} tokens of {data.description}{skipped}"
+    tokens = f", {data.tokens} tokens" if data.tokens else ""
+    return f"{data.sequences} sequences{tokens} of {data.description}{skipped}"
 
 
 def how_made(data: DataFacts) -> list[str]:

@@ -175,7 +175,8 @@ class DataFacts:
     """Hash over the tensors that entered the model, in order."""
     sequences: int
     tokens: int
-    """Measured tokens of the first stack: without padding, and without prefix tokens where they were dropped."""
+    """Measured tokens of the first stack: without padding, and without prefix tokens where they were dropped; 0 where
+    pictures were run and nothing measured."""
     skipped: int
     """Sequences left out because fewer than two tokens remained."""
     origin: str = "batches"

@@ -77,7 +77,7 @@ def ablate(
         provenance=provenance_of(
             live.source, live.stacks, live.hashed(), compute_dtype=f"model {live.runs_in()}", seed=how.seed
         ),
-        data=seen.facts(live.data),
+        data=run.observer.seen.facts(live.data),
         task=task,
         whole=run.whole.result(run.whole),
         removals=removals,

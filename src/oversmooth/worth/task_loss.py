@@ -117,11 +117,18 @@ def questions(live: LiveModel, task: str, how: Reading, seen: Seen) -> Iterable[
         answers = _answers(live, task, batch, inputs, rows)
         if task == "masked language":
             inputs, answers = _masked(live, inputs, generator)
-        keep = inputs.get("attention_mask", torch.ones(rows, 2, dtype=torch.bool)).bool()
-        seen.add(inputs, keep)
+        _count(seen, inputs, rows)
         yield Question(inputs, answers)
     if not seen.sequences:
         raise NoData(live.data.description, seen.skipped)
+
+
+def _count(seen: Seen, inputs: Mapping[str, Any], rows: int) -> None:
+    """What went through the model; into how many tokens it cuts pictures is seen only where it is measured."""
+    mask = inputs.get("attention_mask", torch.ones_like(inputs[TEXT]) if TEXT in inputs else None)
+    seen.add(inputs, torch.ones(rows, 2, dtype=torch.bool) if mask is None else mask.bool())
+    if mask is None:
+        seen.tokens = 0
 
 
 def _answers(live: LiveModel, task: str, batch: Batch, inputs: Mapping[str, Any], rows: int) -> Tensor | None:

@@ -122,3 +122,26 @@ def test_shared_layers_and_two_stacks_are_refused(case, tmp_path):
     _, _, folder = saved(case, tmp_path)
     with pytest.raises(CannotControl, match=r"share their weights|2 stacks"):
         osm.prune(folder, tmp_path / "out", FEW, blocks="1")
+
+
+@pytest.mark.slow
+def test_a_pruned_dinov2_loads_in_plain_transformers_and_equals_the_ablated_live_model(tmp_path):
+    from transformers import AutoModel
+
+    from tests.real_models import real_model
+
+    folder = real_model("dinov2-small")
+    pictures = torch.rand(4, 3, 56, 56, generator=torch.Generator().manual_seed(0))
+    batch = {"pixel_values": pictures.half()}  # as it is stored
+    result = osm.prune(folder, tmp_path / "out", [batch], budget=0.25, by="influence")
+    assert (len(result.removed), result.task) == (3, "similarity")
+    whole = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    smaller = AutoModel.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    source = open_source(whole)
+    (stack,) = source.stacks()
+    with torch.no_grad(), ExitStack() as without:
+        for layer in result.removed:
+            without.enter_context(removed(stack, source.store, layer, "block"))
+        expected = whole(pictures).last_hidden_state
+    with torch.no_grad():
+        torch.testing.assert_close(smaller(pictures).last_hidden_state, expected)
