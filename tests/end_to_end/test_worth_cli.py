@@ -85,6 +85,8 @@ def test_models_are_compared_by_loss_too(model, tmp_path):
         ("measure", ("--lengths", "4"), ("lengths", "at least two")),
         ("measure", ("--lengths", "4,400"), ("texts of at least 400 tokens", "the longest of 12")),
         ("measure", ("--page", "page.html"), ("--page", "--lengths")),
+        ("measure", ("--lengths", "4,8", "--parquet", "rows.parquet"), ("--lengths", "--parquet")),
+        ("predict", ("--lengths", "4,8", "--heads"), ("--lengths", "--heads")),
     ],
 )
 def test_what_cannot_be_is_said_in_one_message(model, verb, arguments, pieces, tmp_path):

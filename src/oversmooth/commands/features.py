@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from oversmooth.commands import completion
-from oversmooth.commands.lengths import Lengths, LengthsPage, over_lengths
+from oversmooth.commands.lengths import Lengths, LengthsPage, over_lengths, require_alone
 from oversmooth.commands.options import (
     Base,
     CsvFile,
@@ -74,6 +74,8 @@ def measure(
     names = tuple(metrics.split(",")) if metrics else DEFAULT_METRICS
     opened: dict[str, Any] = {"base": base, "dtype": dtype, "offload": offload, "device": device}
     if lengths is not None or page is not None:
+        others = {"--at": at != "stream", "--prefix-tokens": prefix_tokens != "keep", "--parquet": parquet is not None}
+        require_alone(others)
         over_lengths(
             target,
             data,
@@ -139,6 +141,8 @@ def predict(
     require_writable(csv, page)
     opened: dict[str, Any] = {"base": base, "dtype": dtype, "offload": offload, "device": device}
     if lengths is not None or page is not None:
+        others = {"--what-if": bool(what_if), "--simulate": bool(simulate), "--heads": heads}
+        require_alone({**others, "--precision": precision != "float32"})
         over_lengths(
             target,
             data,

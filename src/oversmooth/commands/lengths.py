@@ -1,5 +1,6 @@
 """`--lengths` of `measure` and `predict`: the same texts cut to several lengths."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,7 +8,7 @@ import typer
 
 from oversmooth.commands.options import embedded_default
 from oversmooth.commands.showing import show
-from oversmooth.errors import BadValue
+from oversmooth.errors import BadValue, Conflict
 from oversmooth.output.terminal.progress_bars import one_bar
 
 Lengths = Annotated[
@@ -15,6 +16,13 @@ Lengths = Annotated[
     typer.Option(help="Cut the same texts to each of these lengths in tokens, such as 16,32,64, and show curves."),
 ]
 LengthsPage = Annotated[Path | None, typer.Option(help="With --lengths: also write the curves as a page.")]
+
+
+def require_alone(others: Mapping[str, bool]) -> None:
+    """Raises where an option was given that says nothing about lengths."""
+    for option, is_given in others.items():
+        if is_given:
+            raise Conflict(["--lengths", option])
 
 
 def over_lengths(
