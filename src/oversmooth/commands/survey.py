@@ -25,7 +25,7 @@ def survey(
     pipeline_tag: Annotated[str | None, typer.Option(help="Ask the hub: models for this task.")] = None,
     top: Annotated[int | None, typer.Option(help="Ask the hub: so many models, by downloads.", min=1)] = None,
     extremes: Annotated[
-        bool, typer.Option("--extremes/--all-eigenvalues", help="All eigenvalues take several times as long.")
+        bool, typer.Option("--extremes/--all-eigenvalues", help="The extremes of each spectrum, or all of it.")
     ] = True,
     heads: Annotated[bool, typer.Option("--heads", help="Also a row per head.")] = False,
     dtype: Annotated[str, typer.Option(help="Precision of the eigenvalues: auto, float64 or float32.")] = "auto",

@@ -28,7 +28,7 @@ def inspect(
     ] = False,
     extremes: Annotated[
         bool,
-        typer.Option("--extremes", help="Only the extreme eigenvalues, several times faster, certified by residuals."),
+        typer.Option("--extremes", help="Only the extreme eigenvalues, certified by residuals, and no heads."),
     ] = False,
     heads: Annotated[bool, typer.Option("--heads", help="Also print a table with one row per head.")] = False,
     json: Json = False,

@@ -63,8 +63,8 @@ def inspect(
     """Eigenvalues of the value map of every layer and head, plain and with the norms folded in, from weights alone.
 
     Reads only value, output, norm and gain tensors, block by block, and forgets a block when its numbers are known.
-    `full` computes every eigenvalue of wide layers too; `extremes` only those on the rim of the spectrum, several times
-    faster and certified by residuals, and of heads nothing unless `heads` asks for them. `dtype` is float64 (default up to
+    `full` computes every eigenvalue of wide layers too; `extremes` only those on the rim of the spectrum,
+    certified by residuals, and of heads nothing unless `heads` asks for them. `dtype` is float64 (default up to
     a core of 2048), float32, or auto. `model_type`, `n_heads` and `n_kv` say what a bare file does not; `base` names the
     model that an adapter is for.
 
