@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 import typer
@@ -61,7 +62,15 @@ def having(*kinds, run=False):
 # --- code -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", having("python"))
+LONGEST = ("docs/control.md", "docs/guides/diagnose.md", "docs/guides/use-with-trainer.md")
+"""Pages whose code takes more than ten seconds."""
+
+
+def marked(page: str) -> Any:
+    return pytest.param(page, marks=pytest.mark.slow) if page in LONGEST else page
+
+
+@pytest.mark.parametrize("page", [marked(page) for page in having("python")])
 def test_the_code_of_a_page_runs_in_a_fresh_interpreter_from_its_first_block_to_its_last(page, tmp_path):
     minilm()
     lines: list[str] = []

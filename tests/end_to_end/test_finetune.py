@@ -168,6 +168,7 @@ def test_a_wrong_word_ends_in_one_message_and_no_folder(encoder, tmp_path, words
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_says_what_is_wrong_without_a_traceback(tmp_path):
     """Nothing has imported transformers there, and beside a CPU-only torch that needs our cure first."""
     code = "from oversmooth.cli import main; main()"

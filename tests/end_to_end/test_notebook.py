@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from oversmooth.models.embedded import minilm_folder
 from tests.command_line import ROOT, fresh_python
 
@@ -13,6 +15,7 @@ def tagged(tag: str) -> list[dict]:
     return [cell for cell in CODE if tag in cell["metadata"].get("tags", ())]
 
 
+@pytest.mark.slow
 def test_every_cell_runs_and_the_report_is_written(tmp_path):
     """With the embedded model in place of the one from the hub, and what installs the package left out."""
     (parameters,) = tagged("parameters")

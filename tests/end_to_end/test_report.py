@@ -257,6 +257,7 @@ def slowness(page):
     return max(1.0, page.evaluate(SQUARE_ROOTS) / 40)
 
 
+@pytest.mark.slow
 def test_a_48_layer_32_head_model_opens_and_scrolls(analysis, tmp_path):
     path = tmp_path / "deep.html"
     write_page(page_of(deep(analysis)), path)

@@ -336,6 +336,7 @@ def test_an_unreadable_image_in_the_middle_of_an_epoch_is_named_and_nothing_is_l
     assert train(RunRequest(**request, resume=True), str(folder)).manifest.finished
 
 
+@pytest.mark.slow
 def test_cifar100_trains_end_to_end_from_its_archive(tmp_path, cifar):
     """The recipe as published on an archive of the true format; only sizes are smaller."""
     archive = write_cifar100(tmp_path, cifar)

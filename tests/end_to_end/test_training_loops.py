@@ -230,6 +230,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_models_in_shards_and_copies_give_the_numbers_of_the_plain_model_in_the_first_process_only(tmp_path):
     """The same data in both processes, so that all four train alike: DDP, FSDP and `fully_shard` beside no wrapper."""
     script = tmp_path / "train.py"

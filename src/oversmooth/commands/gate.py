@@ -14,7 +14,6 @@ from oversmooth.data.reading import ReadingOptions
 from oversmooth.errors import BadValue, BrokenFile, UnknownName
 from oversmooth.output.terminal.progress_bars import one_bar
 from oversmooth.output.whole_files import require_writable
-from oversmooth.results.text_files import read_text_file
 
 if TYPE_CHECKING:
     from oversmooth.results import GateResult
@@ -122,6 +121,8 @@ def _given_rules(words: Any) -> dict[str, float]:
 
 def _rules_file(path: Path) -> dict[str, Any]:
     """The tables of a rules file; an analysis in it is found beside the file."""
+    from oversmooth.results.text_files import read_text_file
+
     try:
         tables = tomllib.loads(read_text_file(path, "a TOML file"))
     except ValueError as error:

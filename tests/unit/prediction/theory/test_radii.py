@@ -221,8 +221,15 @@ def sharpening_layers(is_pair, count):
     raise AssertionError("too few layers of this kind")
 
 
-@pytest.mark.parametrize("is_dense", [True, False])
-@pytest.mark.parametrize("is_pair", [True, False])
+@pytest.mark.parametrize(
+    ("is_pair", "is_dense"),
+    [
+        (True, False),
+        (False, True),
+        pytest.param(True, True, marks=pytest.mark.slow),
+        pytest.param(False, False, marks=pytest.mark.slow),
+    ],
+)
 def test_the_rank_of_the_limit_is_that_of_a_simulation(is_pair, is_dense, monkeypatch):
     if not is_dense:
         monkeypatch.setattr(radii, "DENSE_AC", 0)
