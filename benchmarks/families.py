@@ -66,6 +66,10 @@ class OutOfTime(Exception):
     """A model that takes too long."""
 
 
+FOLDERS = re.compile(r" from '[^']*'")
+"""Where this machine keeps a module, in the words of an error."""
+
+
 def examined(ways: Iterator[Callable[[], nn.Module]]) -> dict[str, Any]:
     """What is known after trying to build and watch a model in several ways."""
     failure = ""
@@ -102,7 +106,7 @@ def examined(ways: Iterator[Callable[[], nn.Module]]) -> dict[str, Any]:
     if is_part or "required positional argument" in failure:
         words = failure if not is_part else "it has no forward pass of its own"
         return {"state": "part", "reason": f"it is fed by other parts of its model: {words}"[:300]}
-    return {"state": "not run" if built else "not built", "reason": failure[:300]}
+    return {"state": "not run" if built else "not built", "reason": FOLDERS.sub("", failure)[:300]}
 
 
 def _not_run(found: Discovery) -> int:
