@@ -12,7 +12,7 @@ report: $(STAMP)
 	$(BIN)/oversmooth report --output report.html
 
 test: $(STAMP) check docs chromium
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -16,6 +16,7 @@ from oversmooth.models.identify import declared_for
 from oversmooth.models.live import call_model
 from oversmooth.models.opening import open_source
 from oversmooth.models.stores.module import describe
+from tests.contract.tiny_models import marked
 
 TYPES = (
     *(
@@ -48,7 +49,7 @@ TYPES = (
 
 
 SAMPLE = random.Random(0).sample(sorted(set(TYPES)), 4)
-EACH = [case if case in SAMPLE else pytest.param(case, marks=pytest.mark.slow) for case in TYPES]
+EACH = marked(TYPES, SAMPLE)
 
 
 def small_model(model_type: str) -> nn.Module:

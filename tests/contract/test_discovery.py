@@ -11,11 +11,11 @@ from oversmooth.models.discovery.discovery import discover_module, own_stack
 from oversmooth.models.opening import open_source
 from oversmooth.models.sizes import sizes_of
 from oversmooth.models.stores.module import tensors_of
-from tests.contract.tiny_models import ALL, tiny_model
+from tests.contract.tiny_models import ALL, marked, tiny_model
 
 QUICK = random.Random(0).sample(sorted(ALL), 8)
 """A seeded sample for every run of the tests; all cases run with `make test-slow`."""
-EACH = [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in ALL]
+EACH = marked(ALL, QUICK)
 
 
 @pytest.mark.parametrize("case", EACH)

@@ -6,7 +6,7 @@ import torch
 from oversmooth.measurement.measurement import measure
 from oversmooth.models.hooks.places import PLACES, ObserverFailed, observed
 from oversmooth.models.opening import open_source
-from tests.contract.tiny_models import EACH_FAMILY, TINY, tiny_model
+from tests.contract.tiny_models import EACH_FAMILY, TINY, marked, tiny_model
 
 TEXT_FAMILIES = [
     case
@@ -109,7 +109,7 @@ def test_the_parts_add_up_to_the_change_from_embedding_to_output(case):
         assert numbers["influence"] <= numbers["ceiling"] + 1e-6
 
 
-@pytest.mark.parametrize("case", TEXT_FAMILIES)
+@pytest.mark.parametrize("case", marked(TEXT_FAMILIES))
 def test_padding_is_never_measured(case):
     model, inputs = tiny_model(case)
     ids = inputs["input_ids"]

@@ -10,7 +10,7 @@ from oversmooth import predict
 from oversmooth.models.identify import declared_for
 from oversmooth.models.opening import open_source
 from oversmooth.prediction.theory.ladder import RUNGS
-from tests.contract.tiny_models import EACH_FAMILY, TINY, tiny_model
+from tests.contract.tiny_models import EACH_FAMILY, TINY, marked, tiny_model
 
 TOLERANCE = 1e-3
 
@@ -47,7 +47,7 @@ def test_the_measurement_beside_the_ladder_is_that_of_measure(case):
         assert layer.measured == pytest.approx(changes[layer.stack, layer.depth], abs=1e-4)
 
 
-PADDED = [case for case, (kind, _) in TINY.items() if (found := declared_for(kind)) and found[0].kind == "text"]
+PADDED = marked(case for case, (kind, _) in TINY.items() if (found := declared_for(kind)) and found[0].kind == "text")
 
 
 @pytest.mark.parametrize("case", PADDED)

@@ -2,7 +2,7 @@
 
 import copy
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -200,8 +200,14 @@ REPEATS: Mapping[str, str] = {
 EVERY_RUN = {"bert", "gpt2", "llama", "gemma2", "t5", "bart", "clip", "dinov2", "timm-vit", "torch-encoder"}
 EVERY_RUN |= set(random.Random(0).sample(sorted(set(ALL) - set(REPEATS) - EVERY_RUN), 8))
 """One case for every way in which weights are stored, and a seeded sample of the others."""
-EACH_FAMILY = [case if case in EVERY_RUN else pytest.param(case, marks=pytest.mark.slow) for case in ALL]
-"""All cases for tests that take long: most of them run with `make test-slow`."""
+
+
+def marked(cases: Iterable[str], every_run: Collection[str] = EVERY_RUN) -> list[Any]:
+    """The cases for a test that takes long: those outside `every_run` run with `make test-slow` only."""
+    return [case if case in every_run else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
+EACH_FAMILY = marked(ALL)
 
 
 def tiny_model(case: str, seed: int = 0) -> tuple[nn.Module, dict[str, torch.Tensor]]:

@@ -34,9 +34,16 @@ def analysed(case: str):
     return analyze(model, [inputs], what_ifs=("no_skip", "positive_norms"))
 
 
-@pytest.fixture(scope="module")
-def minilm(tmp_path_factory) -> Materials:
-    return Materials(out=tmp_path_factory.mktemp("out"), targets=(str(minilm_folder()),))
+def reader(folder):
+    """A small BERT that reads MiniLM's tokens, saved as a checkpoint."""
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    tokenizer = AutoTokenizer.from_pretrained(minilm_folder())
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48}
+    BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def test_layers_that_share_weights_count_once(tmp_path):
@@ -67,17 +74,18 @@ def test_negative_norm_weights_are_counted_and_turned_positive(tmp_path):
     assert found["layers"][1]["exponent"] == pytest.approx(found["layers"][1]["exponent_positive"], abs=1e-4)
 
 
-def test_similarity_and_real_passes_are_taken_input_by_input(minilm):
-    found = survey.similarity_over_depth(minilm)
+def test_similarity_and_real_passes_are_taken_input_by_input(tmp_path):
+    materials = Materials(out=tmp_path / "out", targets=(str(reader(tmp_path / "reader")),))
+    found = survey.similarity_over_depth(materials)
     assert len(found["inputs"]) == INPUTS
     assert all(-1 <= row["cosine_last"] <= 1 for row in found["inputs"])
     assert not found["left_out"]
-    ((_, model),) = minilm.live_models()
+    ((_, model),) = materials.live_models()
     curve = measure(model.live.model, [model.batches[0]], metrics="cosine").curve("cosine")
     expected = [round(curve[end].mean, 6) for end in (0, -1)]
     row = found["inputs"][0]
     assert [row["cosine_embedding"], row["cosine_last"]] == pytest.approx(expected, abs=2e-6)
-    passes = survey.without_skip(minilm)["passes"]
+    passes = survey.without_skip(materials)["passes"]
     assert [row["removed"] for row in passes[:3]] == ["none", "attention", "block"]
     assert passes[0]["cosine_last"] == found["inputs"][0]["cosine_last"]
     assert passes[0]["cosine_last"] not in (passes[1]["cosine_last"], passes[2]["cosine_last"])
