@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -79,6 +80,7 @@ def test_a_real_run_is_watched_while_it_trains_and_three_are_compared(tmp_path):
     training = subprocess.Popen(train, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (folder / "manifest.json").is_file():
         assert training.poll() is None, "the run ended before it began"
+        time.sleep(0.1)
     with page_server(lambda: watched_page([read_run_folder(folder)])) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         with opened(f"http://{LOOPBACK}:{server.server_address[1]}/") as seen:

@@ -151,15 +151,10 @@ def _provenance(analysis: Analysis) -> Section:
             {"fact": "data SHA-256", "value": data.sha256},
             {"fact": "seed", "value": str(analysis.measurement.provenance.seed)},
         ]
-    return Section(
-        id="provenance",
-        title="Provenance",
-        blocks=[
-            table_of("provenance-facts", "Provenance", rows),
-            Words(text="To repeat it:"),
-            Words(text=analysis.command, kind="code"),
-        ],
-    )
+    blocks: list[Block] = [table_of("provenance-facts", "Provenance", rows)]
+    if analysis.command:  # an analysis made from Python has none
+        blocks += [Words(text="To repeat it:"), Words(text=analysis.command, kind="code")]
+    return Section(id="provenance", title="Provenance", blocks=blocks)
 
 
 def _how_known(provenance: Provenance) -> str:
