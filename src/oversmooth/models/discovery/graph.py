@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 from oversmooth.models.discovery.operations import SAME_TOKENS
 
@@ -31,6 +32,14 @@ class Node:
         self.root = self.parents[0].root if same else self
         for parent in self.parents:
             parent.children.append(self)
+
+
+def number_of(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+    """The factor of a product with a number, or the `alpha` of a sum."""
+    if op in SUMS:
+        return float(kwargs.get("alpha", 1))
+    numbers = [arg for arg in args if isinstance(arg, int | float)] if op in FACTORS else []
+    return float(numbers[0]) if numbers else None
 
 
 def uses(node: Node) -> list[Node]:

@@ -8,7 +8,8 @@ from torch import Tensor
 from oversmooth.models.discovery.branches import read_by
 from oversmooth.models.discovery.norms import NormCall
 from oversmooth.models.discovery.products import Product
-from oversmooth.models.discovery.trace import SHIFT, Trace
+from oversmooth.models.discovery.trace import Trace
+from oversmooth.models.discovery.weights import SHIFT
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

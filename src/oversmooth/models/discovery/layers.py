@@ -18,7 +18,8 @@ from oversmooth.models.discovery.graph import leads_to
 from oversmooth.models.discovery.latents import latent_of
 from oversmooth.models.discovery.obstacles import Obstacle, obstacle_of
 from oversmooth.models.discovery.products import Mixing, Product
-from oversmooth.models.discovery.trace import SHIFT, Trace
+from oversmooth.models.discovery.trace import Trace
+from oversmooth.models.discovery.weights import SHIFT
 
 
 def layers_of(trace: Trace) -> tuple[list[FoundLayer], list[Refused]]:

@@ -9,8 +9,8 @@ from torch import Tensor
 from oversmooth.models.declaration import Fused, Rows
 from oversmooth.models.discovery.blocks import FoundLayer
 from oversmooth.models.discovery.obstacles import Obstacle
-from oversmooth.models.discovery.trace import SHIFT, Trace
-from oversmooth.models.discovery.weights import Parameter
+from oversmooth.models.discovery.trace import Trace
+from oversmooth.models.discovery.weights import SHIFT, Parameter
 from oversmooth.models.stored import value_rows
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from oversmooth.models.discovery.graph import FACTORS, SUMS, Node, uses
 from oversmooth.models.discovery.operations import PRODUCTS
 from oversmooth.models.discovery.products import Mixing, Product
-from oversmooth.models.discovery.trace import SHIFT, Trace
+from oversmooth.models.discovery.trace import Trace
+from oversmooth.models.discovery.weights import SHIFT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

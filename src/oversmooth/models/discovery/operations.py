@@ -1,5 +1,10 @@
 """PyTorch's operations by what they do to numbers: move them, keep them, or make new ones."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
 
 def _names(listed: str) -> frozenset[str]:
     return frozenset(listed.split())
@@ -28,3 +33,10 @@ ALTERING = _names("add add_ sub sub_ mul mul_ div div_ native_layer_norm native_
 """Operations between attention maps that leave them attention maps, of another kind."""
 PRODUCTS = _names("mm addmm bmm baddbmm convolution")
 """Operations that make every number out of many."""
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Operations of our own inside a traced pass are not the model's."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        yield

@@ -9,6 +9,7 @@ from torch import Tensor
 from oversmooth.models.discovery.graph import FACTORS
 from oversmooth.models.discovery.operations import MOVES
 from oversmooth.models.discovery.products import Mixing, Product
+from oversmooth.models.discovery.weights import SHIFT
 
 if TYPE_CHECKING:
     from oversmooth.models.discovery.graph import Node
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 PASSED = (*FACTORS, "sub", "sub_")
 LOOKS_BACK = 8
 """Operations between the sum of a row of scores and the factor that it becomes."""
-SHIFT = 2.0**32
-"""As in a trace: a code is the number of its source times this, plus a position."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

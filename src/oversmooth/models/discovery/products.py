@@ -7,9 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from oversmooth.models.discovery.weights import SHIFT
+
 if TYPE_CHECKING:
+    from oversmooth.models.discovery.chances import Chances
     from oversmooth.models.discovery.graph import Node
-    from oversmooth.models.discovery.trace import Chances, Trace
+    from oversmooth.models.discovery.trace import Trace
 
 ROW_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 
@@ -133,11 +136,11 @@ def _product(trace: "Trace", weight: Tensor, read: "Node", made: "Node", *, is_t
         )
     else:
         assert codes is not None, "the caller knows that it is a parameter"
-        source = trace.sources[int(codes.max() // 2.0**32)]
+        source = trace.sources[int(codes.max() // SHIFT)]
         name = source.name  # type: ignore[union-attr]
-        if len((codes // 2.0**32).unique()) > 1:
+        if len((codes // SHIFT).unique()) > 1:
             return None  # several tensors side by side
-        positions = (codes % 2.0**32).long()
+        positions = (codes % SHIFT).long()
         first_in, first_out, corner = positions[..., 0, :], positions[..., :, 0], positions[..., :2, :2]
     corner = corner.reshape(-1, 2, 2)[0]
     in_step, out_step = int(corner[1, 0] - corner[0, 0]), int(corner[0, 1] - corner[0, 0])
@@ -223,14 +226,14 @@ def _of_own_sequence(
 
     `None` where the values are of one sequence, or of different weights.
     """
-    numbers = torch.div(codes, 2.0**32, rounding_mode="floor")
+    numbers = torch.div(codes, SHIFT, rounding_mode="floor")
     found = numbers.unique().long().tolist()
     sources = [trace.sources[number] for number in found if number >= 0]
     if len(found) < 2 or len(sources) != len(found) or len({getattr(one, "weight", one) for one in sources}) > 1:
         return None
     sizes = {number: int((numbers[0, :, 0] == number).sum()) for number in found}
     own = next((number for number in found if sizes[number] == queries), None)
-    return None if own is None else own * 2.0**32 + codes % 2.0**32
+    return None if own is None else own * SHIFT + codes % SHIFT
 
 
 def _row_sums(weights: Float[Tensor, "*item query key"]) -> tuple[float, float]:
@@ -248,51 +251,3 @@ def _is_causal(weights: Float[Tensor, "*item query key"]) -> bool:
     heads = queries // keys
     orders = (weights.unflatten(-2, (heads, keys)), weights.unflatten(-2, (keys, heads)).transpose(-2, -3))
     return any(not bool(order.triu(1).any()) for order in orders)
-
-
-def reading_of(trace: "Trace", product: Product) -> None:
-    """Fills in what a projection reads, where all of it is attention over known values."""
-    codes, product.codes_read = product.codes_read, None
-    if codes is None or not codes.numel():
-        return
-    codes = codes.reshape(-1, codes.shape[-1])
-    if bool((codes == codes[:1]).all()):
-        product.token_codes = codes[0].clone()
-    sources = torch.div(codes, 2.0**32, rounding_mode="floor").long()
-    whole = (codes >= 0).all(1) & (sources == sources[:, :1]).all(1)
-    if not bool(whole.any()):
-        product.reading = _doubled(trace, codes, sources)
-        return
-    found: list[tuple[Mixing, Tensor, Tensor]] = []
-    for number in sources[whole, 0].unique().tolist():
-        mixing = trace.sources[number]
-        if not isinstance(mixing, Mixing) or mixing.value_codes is None:
-            return
-        positions = (codes[whole & (sources[:, 0] == number)] % 2.0**32).long()
-        channel = positions % mixing.channels
-        values = mixing.value_codes[positions // mixing.channels, channel]
-        if bool((channel != channel[0]).any()) or bool((values != values[0]).any()):
-            return
-        found.append((mixing, values[0], channel[0]))
-    if found and all(torch.equal(values, found[0][1]) for _, values, _ in found):
-        product.reading = Reading(tuple(mixing for mixing, _, _ in found), found[0][1], found[0][2])
-
-
-def _doubled(trace: "Trace", codes: Float[Tensor, "token in"], sources: Int[Tensor, "token in"]) -> Reading | None:
-    """Heads made of two halves, which the same attention mixes in two products: one half behind the other."""
-    numbers = list(dict.fromkeys(sources[0].tolist()))
-    mixings = [trace.sources[number] for number in numbers if number >= 0]
-    known = [mixing for mixing in mixings if isinstance(mixing, Mixing) and mixing.value_codes is not None]
-    sizes = {(mixing.queries, mixing.keys, mixing.channels) for mixing in known}
-    if len(known) != 2 or len(numbers) != 2 or len(sizes) != 1:
-        return None
-    width = known[0].channels
-    channels, values = torch.empty_like(sources), torch.empty_like(codes)
-    for half, (number, mixing) in enumerate(zip(numbers, known, strict=True)):
-        own = sources == number
-        positions = (codes[own] % 2.0**32).long()
-        channels[own] = positions % width + half * width
-        assert mixing.value_codes is not None
-        values[own] = mixing.value_codes[positions // width, positions % width]
-    is_regular = bool((channels == channels[:1]).all()) and bool((values == values[:1]).all())
-    return Reading(tuple(known), values[0], channels[0]) if is_regular else None

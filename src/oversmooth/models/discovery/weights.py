@@ -12,6 +12,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+SHIFT = 2.0**32
+"""A code is the number of its source times this, plus a position; float64 holds such numbers exactly."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
