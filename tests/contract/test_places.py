@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from oversmooth.measurement.measurement import measure
-from oversmooth.models.hooks.places import PLACES, ObserverFailed, observed
+from oversmooth.models.hooks.observing import observed
+from oversmooth.models.hooks.places import PLACES, ObserverFailed
 from oversmooth.models.opening import open_source
 from tests.contract.tiny_models import EACH_FAMILY, TINY, marked, tiny_model
 

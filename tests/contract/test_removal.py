@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from oversmooth.errors import CannotControl
-from oversmooth.models.hooks.places import observed
+from oversmooth.models.hooks.observing import observed
 from oversmooth.models.hooks.removal import PARTS, Replay, removed
 from oversmooth.models.live import call_model
 from oversmooth.models.opening import open_source

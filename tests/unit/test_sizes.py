@@ -12,7 +12,6 @@ LONGER_MODULES = {
     "measurement.metrics": "a table: one function per metric",
     "models.families": "a table: one row per family",
     "models.crammed_bert": "one model as a file of its own, as transformers' models are, to be read top to bottom",
-    "models.hooks.places": "two taps, of a stack and of a block, that hold their place by one another's rules",
     "training.recipes.vision.corruptions": "a table: one function per published corruption",
 }
 """Module to the reason why it is longer."""

@@ -19,7 +19,8 @@ from oversmooth.data.reading import Reading
 from oversmooth.errors import Conflict, NoData, NotDiscovered
 from oversmooth.measurement.moments import measurable
 from oversmooth.models.discovery.known import discovered
-from oversmooth.models.hooks.places import Place, observed
+from oversmooth.models.hooks.observing import observed
+from oversmooth.models.hooks.places import Place
 from oversmooth.models.live import load_model, move, quiet_eval
 from oversmooth.models.offload import SEQUENCES_AT_ONCE, is_offloaded
 from oversmooth.models.opening import open_source

@@ -12,7 +12,7 @@ from oversmooth.measurement.gathering import BLOCK
 from oversmooth.measurement.observer import MeasurementObserver
 from oversmooth.measurement.passes import LiveModel, Seen
 from oversmooth.measurement.selection import select
-from oversmooth.models.hooks.places import observed
+from oversmooth.models.hooks.observing import observed
 from oversmooth.models.hooks.removal import PARTS, Replay
 from oversmooth.models.live import quiet_eval
 from oversmooth.models.provenance import provenance_of

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from oversmooth.errors import CannotControl
-from oversmooth.models.hooks.places import received
+from oversmooth.models.hooks.calls import received
 from oversmooth.models.source import Stack
 from oversmooth.models.stores.module import ModuleStore
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from oversmooth.data.batches import Batch, prepare, run_checked
 from oversmooth.measurement.metrics import cosine
 from oversmooth.measurement.passes import LiveModel
-from oversmooth.models.hooks.places import Place, observed, on_stream
+from oversmooth.models.hooks.observing import observed
+from oversmooth.models.hooks.places import Place, on_stream
 from oversmooth.models.live import quiet_eval
 from oversmooth.models.source import Stack
 from oversmooth.results import Analysis, LayerPrediction

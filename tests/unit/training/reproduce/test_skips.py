@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from oversmooth.models.hooks.places import observed
+from oversmooth.models.hooks.observing import observed
 from oversmooth.models.live import call_model
 from oversmooth.models.opening import open_source
 from oversmooth.training.reproduce.skips import why_not, without_skips
