@@ -9,6 +9,7 @@ import time
 import pytest
 
 from oversmooth.output.report.run_pages import watched_page
+from oversmooth.output.report.runs import grouped
 from oversmooth.output.report.serving import LOOPBACK, page_server
 from oversmooth.training.recipes.manifest import Manifest
 from oversmooth.training.recipes.run_folders import read_run_folder
@@ -19,12 +20,12 @@ from tests.end_to_end.test_report import until
 TINY = ("model.depth=2", "model.width=16", "model.heads=2", "training.epochs=1", "watch.evaluate_every=0.5")
 
 
-def run_folder(path, variant="vanilla", seed=0):
+def run_folder(path, variant="vanilla", seed=0, overrides=()):
     path.mkdir()
     Manifest(
         name="digits",
         recipe={},
-        overrides=[],
+        overrides=list(overrides),
         variant=variant,
         seed=seed,
         fraction=1.0,
@@ -58,6 +59,14 @@ def test_the_page_follows_a_run_without_being_loaded_again(tmp_path):
             seen.page.locator("#steps-accuracy").wait_for(state="attached")
             assert seen.errors == []
         server.shutdown()
+
+
+def test_folds_of_a_variant_belong_together_like_seeds(tmp_path):
+    folders = [
+        run_folder(tmp_path / f"fold{k}", seed=k, overrides=["data.folds=5", f"data.fold={k}"]) for k in range(2)
+    ]
+    (group,) = grouped([read_run_folder(folder) for folder in folders])
+    assert group.words == "vanilla (2 seeds)"
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):

@@ -9,7 +9,7 @@ import oversmooth as osm
 from oversmooth.output.report.blocks import Pair, Plot
 from oversmooth.output.report.intention import intention_words
 from oversmooth.output.report.run_pages import runs_page, watched_page
-from oversmooth.output.report.runs import TrainedRun, figures_over_steps, grouped, run_names
+from oversmooth.output.report.runs import TrainedRun, figures_over_steps, grouped, line_style, run_names
 from oversmooth.training.recipes.run_folders import intention
 from tests.contract.tiny_models import tiny_model
 
@@ -71,6 +71,12 @@ def figure(plots, id):
 def plots_of(page):
     for block in (block for section in page.sections for block in section.blocks):
         yield from block.plots if isinstance(block, Pair) else (block,) if isinstance(block, Plot) else ()
+
+
+def test_lines_of_many_variants_differ_in_colour_or_dash():
+    styles = [line_style(index) for index in range(16)]
+    assert len({(style["color"], style["dash"]) for style in styles}) == 16
+    assert len({style["dash"] for style in styles[:4]}) == len({style["color"] for style in styles[:4]}) == 4
 
 
 def test_runs_are_named_by_variant_and_seed():
@@ -176,3 +182,10 @@ def test_a_watched_run_says_how_far_it_is_and_what_its_counts_count():
     assert dict(page.facts)["evaluations"] == "0"
     empty = watched_page([dataclasses.replace(run(), points=())])
     assert empty.verdict == "vanilla, seed 0: step 0 of 20."
+
+
+def test_the_headline_of_many_variants_says_between_which_they_lie(analysis):
+    cosines = {"vanilla": 0.5, "sharpen": 0.1, "smooth": 0.9, "free": 0.6}
+    page = runs_page([run(variant, analysis=with_end(analysis, cosine)) for variant, cosine in cosines.items()])
+    assert page.verdict.endswith("Mean cosine: from 0.10 (sharpen) to 0.90 (smooth).")
+    assert len(runs_page([run(f"v{k}") for k in range(9)]).verdict) < 60

@@ -1,6 +1,6 @@
 """Pages of training runs: one that is watched, or several side by side with what became of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oversmooth.output.findings import Finding
@@ -10,20 +10,19 @@ from oversmooth.output.report.features import AXIS_TITLES
 from oversmooth.output.report.intention import end_of, intention_words, kind_changes, token_scale
 from oversmooth.output.report.runs import (
     BANDS,
-    COLOURS,
-    DASHES,
     RunGroup,
     TrainedRun,
     band,
     figures_over_steps,
     grouped,
+    line_style,
     run_names,
 )
 from oversmooth.output.report.training import NAME, smoothing_figures
 from oversmooth.output.report.weights import rounded
 
 FOOTER = "Made by oversmooth. This page needs no network and sends nothing anywhere."
-SHOWN = 4
+SHOWN = 3
 """Variants that the headline has room for."""
 ACCURACY = ("eval_accuracy", "test_accuracy")
 
@@ -101,21 +100,27 @@ def _state_words(group: RunGroup) -> str:
 
 
 def _ends_words(groups: Sequence[RunGroup]) -> str:
-    """Accuracy and mean cosine of every variant, in two sentences; of many, the first few."""
-    accuracies = {group.name: f"{value:.1%}" for group in groups if (value := _mean_result(group)) is not None}
-    ends = {group.name: f"{end.mean:.2f}" for group in groups if (end := end_of(group)) is not None}
+    """Accuracy and mean cosine of every variant, in two sentences; of many, between which two variants they lie."""
+    accuracies = {group.name: value for group in groups if (value := _mean_result(group)) is not None}
+    ends = {group.name: end.mean for group in groups if (end := end_of(group)) is not None}
     parts = [
-        f"{title}: " + _first_few([f"{name} {value}" for name, value in values.items()])
-        for title, values in (("Accuracy", accuracies), ("Mean cosine", ends))
+        f"{title}: {_values_words(values, form)}"
+        for title, values, form in (("Accuracy", accuracies, ".1%"), ("Mean cosine", ends, ".2f"))
         if values
     ]
     unfinished = [group.name for group in groups if group.name not in ends]
-    parts += [f"Not finished: {_first_few(unfinished)}"] if unfinished else []
+    if len(unfinished) > SHOWN:
+        parts.append(f"Not finished: {len(unfinished)} of {len(groups)}")
+    elif unfinished:
+        parts.append(f"Not finished: {', '.join(unfinished)}")
     return ". ".join(parts) + "."
 
 
-def _first_few(words: Sequence[str]) -> str:
-    return ", ".join(words[:SHOWN]) + (", ..." if len(words) > SHOWN else "")
+def _values_words(values: Mapping[str, float], form: str) -> str:
+    if len(values) <= SHOWN:
+        return ", ".join(f"{name} {value:{form}}" for name, value in values.items())
+    low, high = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
+    return f"from {values[low]:{form}} ({low}) to {values[high]:{form}} ({high})"
 
 
 def _accuracy(run: TrainedRun) -> float | None:
@@ -189,7 +194,6 @@ def _depth_plot(groups: Sequence[RunGroup], metric: str) -> Plot:
 
 
 def _depth_traces(group: RunGroup, curves: Sequence[Curve], index: int) -> list[dict[str, Any]]:
-    colour = COLOURS[index % len(COLOURS)]
     depths = curves[0].depth if all(curve.depth == curves[0].depth for curve in curves) else list(GRID)
     values = [[curve.at(depth)[0] for curve in curves] for depth in depths]
     line = {
@@ -198,8 +202,9 @@ def _depth_traces(group: RunGroup, curves: Sequence[Curve], index: int) -> list[
         "name": group.words,
         "x": rounded(depths),
         "y": rounded([sum(found) / len(found) for found in values]),
-        "line": {"color": colour, "dash": DASHES[index % len(DASHES)], "width": 2.5},
+        "line": line_style(index),
     }
     if len(curves) < 2:
         return [line]
+    colour = line["line"]["color"]
     return [band(rounded(depths), [min(v) for v in values], [max(v) for v in values], colour), line]

@@ -140,19 +140,24 @@ def _group_traces(group: RunGroup, index: int, key_of: Callable[[TrainedRun], st
         return []
     steps = sorted(set.intersection(*(set(found) for found in each)))
     values = [[found[step] for found in each] for step in steps]
-    colour = COLOURS[index % len(COLOURS)]
     line = {
         "type": "scatter",
         "mode": "lines+markers" if len(steps) <= FEW else "lines",
         "name": group.words,
         "x": steps,
         "y": rounded([sum(found) / len(found) for found in values]),
-        "line": {"color": colour, "dash": DASHES[index % len(DASHES)], "width": 2.5},
+        "line": line_style(index),
         "marker": {"size": 5},
     }
     if len(each) < 2:
         return [line]
-    return [band(steps, [min(v) for v in values], [max(v) for v in values], colour), line]
+    return [band(steps, [min(v) for v in values], [max(v) for v in values], line["line"]["color"]), line]
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Colour and dash of a group: the first four differ in both, the first sixteen in one of them."""
+    dash = DASHES[(index + index // len(COLOURS)) % len(DASHES)]
+    return {"color": COLOURS[index % len(COLOURS)], "dash": dash, "width": 2.5}
 
 
 def band(x: Sequence[float | int], low: Sequence[float], high: Sequence[float], colour: str) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from oversmooth.training.recipes.variants import FORMS
 
 ANALYSIS = "analysis.json"
 
+FOLD = "data.fold="
+"""Which part is tested on is drawn like a seed: folds of one variant belong together."""
+
 
 def is_run_folder(path: Path) -> bool:
     """Whether a folder is that of a run, rather than of a model."""
@@ -33,7 +36,7 @@ def read_run_folder(folder: Path, *, with_analysis: bool = True) -> TrainedRun:
         recipe=manifest.name,
         variant=manifest.variant,
         seed=manifest.seed,
-        settings=tuple(manifest.overrides),
+        settings=tuple(override for override in manifest.overrides if not override.startswith(FOLD)),
         intends=intention(manifest.variant),
         eigenvalues=form.words if form is not None and form.scale == "plain" else "",
         steps=manifest.steps,
