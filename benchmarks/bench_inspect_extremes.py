@@ -2,9 +2,9 @@
 at least 4 times faster per layer than `inspect` without it, with the same extremes.
 
 Both find the extremes of the 1024 x 1024 cores of every layer, plain and with the norm folded in: largest `|1 + lambda|`,
-largest `|lambda|`, leftmost and rightmost. They have to agree to 1e-5, and every residual of the fast route has to be
-below 1e-8 of the spectral radius. `inspect` without `--extremes` also has all eigenvalues, every head and the symmetry of
-each layer; that it has more is the point.
+largest `|lambda|`, leftmost and rightmost. They have to agree to 1e-5 of the spectral radius, and every residual of
+the fast route to 4e-6; it computes in float32 and its residuals in float64. `inspect` without `--extremes` computes in
+float64, and has all eigenvalues, every head and the symmetry of each layer besides; that it has more is the point.
 
 The checkpoint is that of `bench_inspect_llama.py`: random matrices, whose eigenvalues have no gap at the rim, which is the
 hard case for a Krylov space. Both run as processes of their own, take turns, and the shortest time of each counts; the
@@ -19,8 +19,8 @@ from typing import Any
 import harness
 from bench_inspect_llama import D_HEAD, HEADS, N_KV, WIDTH, inspect_command, write_checkpoint
 
-LAYERS, ROUNDS = 4, 2
-CLAIM, AGREE_TO, LARGEST_RESIDUAL = 4.0, 1e-5, 1e-8
+LAYERS, ROUNDS = 6, 3
+CLAIM, AGREE_TO, LARGEST_RESIDUAL = 4.0, 1e-5, 4e-6
 NAMES = ("rho_dc", "spectral_radius", "min_real", "max_real")
 
 

@@ -128,6 +128,16 @@ def test_full_computes_every_eigenvalue_of_a_wide_layer(oversmooth, folder, monk
     assert extremes["rho_dc"] == pytest.approx(full["rho_dc"], rel=1e-4)
 
 
+def test_extremes_are_computed_in_float32_where_not_all_eigenvalues_are(oversmooth, folder, monkeypatch):
+    _, small, _ = oversmooth("inspect", folder, "--json", "--extremes")
+    for room in ("spectrum", "inspection"):
+        monkeypatch.setattr(f"oversmooth.spectra.{room}.DENSE_WITHOUT_ASKING", 16)
+    _, large, _ = oversmooth("inspect", folder, "--json", "--extremes")
+    small, large = json.loads(small), json.loads(large)
+    assert [found["provenance"]["compute_dtype"] for found in (small, large)] == ["float64", "float32"]
+    assert [found["layers"][0]["plain"]["route"] for found in (small, large)] == ["dense", "krylov"]
+
+
 def test_dtype_is_what_the_eigenvalues_are_computed_in(oversmooth, folder):
     _, out, _ = oversmooth("inspect", folder, "--json", "--dtype", "float32")
     assert json.loads(out)["provenance"]["compute_dtype"] == "float32"

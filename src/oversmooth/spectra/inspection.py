@@ -25,7 +25,7 @@ from oversmooth.results import (
     StackFacts,
     no_progress,
 )
-from oversmooth.spectra.spectrum import DENSE_UP_TO, head_spectra, spectrum
+from oversmooth.spectra.spectrum import DENSE_UP_TO, DENSE_WITHOUT_ASKING, head_spectra, spectrum
 from oversmooth.spectra.value_map import ValueMap, bias_norm, folded_map, plain_map, value_norm_and_asymmetry
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ def inspect(
             return weights
 
         def compute(position: int, weights: AttentionWeights, stack: Stack = stack) -> LayerInspection:
-            precision = _compute_dtype(weights, dtype, full)
+            precision = _compute_dtype(weights, dtype, asked)
             precisions.add(str(precision).removeprefix("torch."))
             return _inspect_layer(stack, position, weights, precision, asked)
 
@@ -149,11 +149,13 @@ def _working_bytes(weights: AttentionWeights) -> int:
     return 8 * (4 * weights.d_model * channels + 12 * core * core)
 
 
-def _compute_dtype(weights: AttentionWeights, wanted: str, full: bool) -> torch.dtype:
+def _compute_dtype(weights: AttentionWeights, wanted: str, asked: Asked) -> torch.dtype:
+    """float64 where all eigenvalues are computed; float32 is enough for extremes whose residuals are known."""
     if wanted in DTYPES:
         return DTYPES[wanted]
     core = min(weights.d_model, weights.core_width)
-    return torch.float64 if core <= DENSE_UP_TO or full else torch.float32
+    is_dense = core <= (DENSE_WITHOUT_ASKING if asked.extremes else DENSE_UP_TO)
+    return torch.float64 if is_dense or asked.full else torch.float32
 
 
 def _inspect_layer(

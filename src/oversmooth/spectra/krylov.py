@@ -6,10 +6,11 @@ it is never restarted: a few hundred vectors of the size of a layer's core take 
 every restart would forget what the other extremes need.
 
     grow      w = B v_j, orthogonalised twice against v_1..v_j, appended
-    look      Ritz values theta with vectors y; residual |h_{m+1,m} y_m|; from time to time
-    certify   x = V y and norm(B x - theta x) / radius, computed anew for every eigenvalue that is reported
+    look      Ritz values theta with vectors y; residual |h_{m+1,m} y_m|; seldom, because it costs as much as many vectors
+    certify   x = V y and norm(B x - theta x) / radius, computed anew in float64 for every eigenvalue that is reported
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,14 +19,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
-"""Largest residual of a reported eigenvalue, as a share of the spectral radius."""
+SOUGHT = {torch.float64: 1e-9, torch.float32: 1e-6}
+"""Residual at which the search ends, as the space knows it, as a share of the spectral radius."""
+ACCEPTED = {torch.float64: 2e-9, torch.float32: 4e-6}
+"""Largest residual of a reported eigenvalue, computed anew: more than sought by what rounding adds."""
 RIVALS = 4
 """Ritz values that lead by each measure and have to be known well enough that none of them overtakes the first."""
 LARGEST_SPACE = 640
 """Basis vectors after which the search is given up; random matrices of size 1024, a hard case, need about 250."""
-FIRST_LOOK, LOOK_AGAIN = 40, 1.2
-"""Size of the space at the first look, and by which factor it grows between two."""
+FIRST_LOOK, LEAST_GROWTH, MOST_GROWTH = 40, 1.1, 1.6
+"""Size of the space at the first look, and by which factors it may grow between two."""
 
 Product = Callable[[Float[Tensor, "size column"]], Float[Tensor, "size column"]]
 
@@ -40,48 +43,61 @@ class Extremes:
     """Largest `norm(B x - lambda x) / radius` of them: each is exact for a matrix that close to B."""
 
 
-def extremes(product: Product, start: Float[Tensor, " size"]) -> Extremes | None:
+def extremes(product: Product, start: Float[Tensor, " size"], check: Product | None = None) -> Extremes | None:
     """The extremes of a real matrix that can only be multiplied with; `None` where the space does not find them.
 
+    `check` multiplies columns of float64 with the matrix that the residuals are for, where `product` is rounded more.
     A space that the matrix leaves to itself ends the search early: it holds every eigenvalue that the start can see.
     """
-    space = _Space(product, start)
-    wanted = FIRST_LOOK
+    space = _Space(product, start, check or product)
+    before, wanted = (0, math.inf), FIRST_LOOK
     while True:
         while space.size < min(wanted, space.room) and not space.is_complete:
             space.grow()
         theta, vectors, errors = space.look()
         leading = [np.argsort(-score, kind="stable")[:RIVALS] for score in _scores(theta)]
-        if space.is_complete or _is_settled(theta, errors, leading, space.tolerance):
+        excess = 0.0 if space.is_complete else _excess(theta, errors, leading, SOUGHT[start.dtype])
+        if excess <= 1:
             return space.certified(theta, vectors, [int(order[0]) for order in leading])
         if space.size == space.room:
             return None
-        wanted = int(space.size * LOOK_AGAIN) + 1
+        before, wanted = (space.size, excess), _next_look(before, (space.size, excess))
 
 
 def _scores(theta: np.ndarray) -> tuple[np.ndarray, ...]:
     return np.abs(1 + theta), np.abs(theta), theta.real, -theta.real
 
 
-def _is_settled(theta: np.ndarray, errors: np.ndarray, leading: list[np.ndarray], tolerance: float) -> bool:
-    """Whether the first by every measure is known to the tolerance, and its rivals to the square root of it."""
+def _excess(theta: np.ndarray, errors: np.ndarray, leading: list[np.ndarray], tolerance: float) -> float:
+    """By which factor the first by every measure misses the tolerance, or one of its rivals the square root of it."""
     radius = np.abs(theta).max()
-    firsts, rivals = [order[0] for order in leading], np.concatenate(leading)
-    is_known = errors[firsts].max() <= tolerance * radius
-    return bool(is_known and errors[rivals].max() <= tolerance**0.5 * radius)
+    firsts, rivals = errors[[order[0] for order in leading]], errors[np.concatenate(leading)]
+    allowed = np.array([tolerance, tolerance**0.5]) * radius
+    reached = np.array([firsts.max(), rivals.max()])
+    return float(np.where(reached > 0, reached / np.maximum(allowed, np.finfo(float).tiny), 0.0).max())
+
+
+def _next_look(before: tuple[int, float], now: tuple[int, float]) -> int:
+    """Size at which the search will be over if residuals go on falling as they did between two looks."""
+    (size_before, excess_before), (size, excess) = before, now
+    least, most = int(size * LEAST_GROWTH) + 1, int(size * MOST_GROWTH)
+    if not excess < excess_before < math.inf:
+        return most
+    per_vector = math.log(excess_before / excess) / (size - size_before)
+    return min(max(size + math.ceil(math.log(excess) / per_vector), least), most)
 
 
 class _Space:
     """An Arnoldi decomposition `B V = V H + v_next h`, rows of `basis` being the vectors."""
 
-    def __init__(self, product: Product, start: Float[Tensor, " size"]):
-        self._product = product
+    def __init__(self, product: Product, start: Float[Tensor, " size"], check: Product):
+        self._product, self._check = product, check
         self.room = min(LARGEST_SPACE, start.numel())
         self.basis = start.new_empty(self.room + 1, start.numel())
         self.basis[0] = start / torch.linalg.vector_norm(start)
         self.projected = np.zeros((self.room + 1, self.room))
         self.size, self.is_complete = 0, False
-        self.tolerance = TOLERANCE[start.dtype]
+        self._largest = 0.0
 
     def grow(self) -> None:
         """One more vector; the space is complete when the matrix leads no further."""
@@ -95,7 +111,8 @@ class _Space:
         after = float(torch.linalg.vector_norm(w))
         self.projected[: j + 1, j] = h.double().cpu().numpy()
         self.size = j + 1
-        rounding = 10 * torch.finfo(w.dtype).eps * max(before, float(np.abs(self.projected).max()))
+        self._largest = max(self._largest, before)
+        rounding = 10 * torch.finfo(w.dtype).eps * self._largest
         if after <= rounding or self.size == w.numel():
             self.is_complete = True
             return
@@ -113,12 +130,13 @@ class _Space:
         """The chosen Ritz values with residuals computed anew; `None` where these do not keep what was promised."""
         y, mu = vectors[:, chosen].astype(complex), theta[chosen]
         parts = np.concatenate([y.real, y.imag], axis=1)
-        columns = self.basis[: self.size].T @ torch.from_numpy(parts).to(self.basis)
-        x, image = (_complex(found.double().cpu().numpy()) for found in (columns, self._product(columns)))
+        columns = (self.basis[: self.size].T @ torch.from_numpy(parts).to(self.basis)).double()
+        x, image = (_complex(found.cpu().numpy()) for found in (columns, self._check(columns)))
         error = float((np.linalg.norm(image - mu * x, axis=0) / np.linalg.norm(x, axis=0)).max())
         radius = float(np.abs(theta).max())
         residual = error / radius if radius else error
-        return Extremes(tuple(complex(value) for value in mu), residual) if residual <= 2 * self.tolerance else None
+        is_accepted = residual <= ACCEPTED[self.basis.dtype]
+        return Extremes(tuple(complex(value) for value in mu), residual) if is_accepted else None
 
 
 def _complex(parts: np.ndarray) -> np.ndarray:

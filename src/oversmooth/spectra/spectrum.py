@@ -13,7 +13,7 @@ from torch import Tensor
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.results import HeadSpectrum, Missing, Spectrum
 from oversmooth.spectra.conditioning import conditioning
-from oversmooth.spectra.krylov import extremes
+from oversmooth.spectra.krylov import Extremes, extremes
 from oversmooth.spectra.value_map import HEADS_AT_ONCE, ValueMap
 
 DENSE_UP_TO = 2048
@@ -56,13 +56,14 @@ def _dense_spectrum(value_map: ValueMap) -> Spectrum:
 
 
 def _krylov_spectrum(value_map: ValueMap) -> Spectrum:
-    """Extremes from one Krylov space of the core; every eigenvalue where that does not find them."""
-    # Formed where that costs less than a few hundred products with its factors, each of which reads both.
-    is_formed = value_map.core_size <= DENSE_UP_TO
-    like = value_map.left
-    # A generator of its own: the result depends on no global seed, and no structure of the weights is orthogonal to it.
-    start = torch.randn(value_map.core_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(like)
-    found = extremes(value_map.core.__matmul__ if is_formed else value_map.core_product, start)
+    """Extremes from one Krylov space of the core; every eigenvalue where that does not find them.
+
+    A core of float32 whose residuals are too large (one that is far from normal) is tried again in float64.
+    """
+    found = _extremes(value_map)
+    if found is None and value_map.left.dtype == torch.float32:
+        value_map = value_map.in_float64()
+        found = _extremes(value_map)
     if found is None:
         return _dense_spectrum(value_map)
     values = (*found.values, *((0j,) if value_map.has_forced_zeros else ()))
@@ -85,6 +86,17 @@ def _krylov_spectrum(value_map: ValueMap) -> Spectrum:
             Missing(field=name, reason=why) for name in ("negative_share", "condition", "is_defective", "eigenvalues")
         ),
     )
+
+
+def _extremes(value_map: ValueMap) -> Extremes | None:
+    # Formed where that costs less than a few hundred products with its factors, each of which reads both.
+    is_formed = value_map.core_size <= DENSE_UP_TO
+    like = value_map.left
+    # A generator of its own: the result depends on no global seed, and no structure of the weights is orthogonal to it.
+    start = torch.randn(value_map.core_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(like)
+    # Residuals are those of the factors: they show what rounding did to the core as well.
+    product = value_map.core.__matmul__ if is_formed else value_map.core_product
+    return extremes(product, start, check=value_map.core_product)
 
 
 def head_cores(weights: AttentionWeights, dtype: torch.dtype) -> Float[Tensor, "head core core"]:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -24,6 +24,9 @@ from oversmooth.spectra.folding import (
 
 HEADS_AT_ONCE = 8
 """Heads that are brought into a wider type together where there are many: large products are faster than small ones."""
+
+ROWS_AT_ONCE = 256
+"""Rows that are brought into a wider type together for a product with few columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +54,15 @@ class ValueMap:
         return self.left.shape[1] if self.has_forced_zeros else self.size
 
     def apply(self, x: Float[Tensor, "d_model column"]) -> Float[Tensor, "d_model column"]:
-        product = self.left @ (self.right @ x)
+        product = _times(self.left, _times(self.right, x))
         return product if self.extra is None else self.extra(x + product) - x
 
     def core_product(self, x: Float[Tensor, "core column"]) -> Float[Tensor, "core column"]:
-        """The core times some columns, without forming it."""
-        return self.right @ (self.left @ x) if self.has_forced_zeros else self.apply(x)
+        """The core times some columns, without forming it, in the precision of the columns."""
+        return _times(self.right, _times(self.left, x)) if self.has_forced_zeros else self.apply(x)
+
+    def in_float64(self) -> "ValueMap":
+        return replace(self, left=self.left.double(), right=self.right.double())
 
     @cached_property
     def core(self) -> Float[Tensor, "core core"]:
@@ -68,6 +74,13 @@ class ValueMap:
             return product
         eye = torch.eye(self.size, dtype=self.left.dtype, device=self.left.device)
         return self.extra(eye + product) - eye
+
+
+def _times(matrix: Float[Tensor, "out in_"], x: Float[Tensor, "in_ column"]) -> Float[Tensor, "out column"]:
+    """The product in the precision of the columns, a few rows at a time where a wider copy of the matrix would be needed."""
+    if matrix.dtype == x.dtype:
+        return matrix @ x
+    return torch.cat([rows.to(x.dtype) @ x for rows in matrix.split(ROWS_AT_ONCE)])
 
 
 def plain_map(weights: AttentionWeights, dtype: torch.dtype) -> ValueMap:

@@ -427,6 +427,49 @@ def test_krylov_extremes_in_float32_are_right_to_its_precision():
     assert 0 < found.residual < 1e-4
 
 
+def test_extremes_of_formed_cores_in_float32_are_those_of_float64_to_1e_5(monkeypatch):
+    monkeypatch.setattr(spectra, "DENSE_WITHOUT_ASKING", 0)
+    weights = random_weights((320, 16, 8, 40))
+    found = spectrum(plain_map(weights, torch.float32), only_extremes=True)
+    dense = spectrum(plain_map(weights, F64))
+    assert (found.route, dense.route) == ("krylov", "dense")
+    for name in EXTREMES:
+        torch.testing.assert_close(
+            getattr(found, name), getattr(dense, name), rtol=0, atol=1e-5 * dense.spectral_radius
+        )
+    assert 1e-9 < found.residual <= 4e-6
+
+
+def test_a_core_too_far_from_normal_for_float32_is_tried_again_in_float64():
+    far = torch.diag(torch.linspace(-1, 1, 300, dtype=F64)) + torch.triu(60 * normal(300, 300), 280)
+    map_ = ValueMap(left=(rotation(300) @ far).float(), right=rotation(300).T.float())
+    assert spectra._extremes(map_) is None
+    found, dense = spectrum(map_, only_extremes=True), spectrum(map_.in_float64(), full=True)
+    assert found.route == "krylov"
+    assert found.residual < 2e-9
+    torch.testing.assert_close(found.rho_dc, dense.rho_dc, rtol=1e-6, atol=0)
+
+
+def test_residuals_are_those_of_the_factors_and_show_what_rounding_did_to_the_core():
+    matrix, rounded = normal(80, 80), normal(80, 80).bfloat16().double()
+    assert krylov.extremes(rounded.__matmul__, normal(80, seed=1)) is not None
+    assert krylov.extremes(rounded.__matmul__, normal(80, seed=1), check=matrix.__matmul__) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        ((0, float("inf")), (40, 1e6), 64),  # nothing to go by: as far as allowed
+        ((40, 1e6), (64, 1e7), 102),  # it got worse
+        ((40, 1e6), (64, 1.1e3), 89),  # 24 vectors for three digits, and a little more is missing
+        ((40, 1e6), (64, 2.0), 71),  # almost there: no look that is bound to come too early
+        ((40, 1e6), (64, 9e5), 102),
+    ],
+)
+def test_the_next_look_is_where_the_search_should_be_over(before, now, expected):
+    assert krylov._next_look(before, now) == expected
+
+
 @pytest.mark.usefixtures("everything_is_wide")
 def test_krylov_knows_the_zeros_forced_by_few_channels():
     basis = rotation(60)[:, :50]
