@@ -122,13 +122,15 @@ class _Space:
     def look(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ritz values, their vectors in the space, and the residual that the decomposition gives each."""
         m = self.size
-        theta, vectors = np.linalg.eig(self.projected[:m, :m])
+        # By torch, because numpy has threads of its own: layers side by side, which have one each, would wait for them.
+        found = torch.linalg.eig(torch.from_numpy(self.projected[:m, :m]))
+        theta, vectors = found.eigenvalues.numpy(), found.eigenvectors.numpy()
         errors = np.zeros(m) if self.is_complete else abs(self.projected[m, m - 1]) * np.abs(vectors[-1])
-        return theta.astype(complex), vectors, errors
+        return theta, vectors, errors
 
     def certified(self, theta: np.ndarray, vectors: np.ndarray, chosen: list[int]) -> Extremes | None:
         """The chosen Ritz values with residuals computed anew; `None` where these do not keep what was promised."""
-        y, mu = vectors[:, chosen].astype(complex), theta[chosen]
+        y, mu = vectors[:, chosen], theta[chosen]
         parts = np.concatenate([y.real, y.imag], axis=1)
         columns = (self.basis[: self.size].T @ torch.from_numpy(parts).to(self.basis)).double()
         x, image = (_complex(found.cpu().numpy()) for found in (columns, self._check(columns)))
