@@ -19,7 +19,7 @@ from typing import Any
 import harness
 from bench_inspect_llama import D_HEAD, HEADS, N_KV, WIDTH, inspect_command, write_checkpoint
 
-FEW, MANY, ROUNDS = 2, 8, 3
+FEW, MANY, ROUNDS = 2, 8, 2
 CLAIM, AGREE_TO, LARGEST_RESIDUAL = 4.0, 1e-5, 4e-6
 ROUTES = {"extremes": ["--extremes"], "all": []}
 NAMES = ("rho_dc", "spectral_radius", "min_real", "max_real")
