@@ -10,6 +10,7 @@ from typing import Any
 from oversmooth.errors import OversmoothError, RemoteUnavailable, whole_message
 from oversmooth.models.opening import open_source
 from oversmooth.models.source import Source, Stack
+from oversmooth.models.stores.store import ReadLog
 from oversmooth.models.stores.traffic import Traffic, traffic
 from oversmooth.results import Row
 from oversmooth.spectra.inspection import inspect
@@ -19,6 +20,8 @@ from oversmooth.surveys.rows import row_without_numbers, rows_of
 GAP_BYTES = 2**20
 """Read in vain to save a request: about what 0.1 s of waiting is worth."""
 TRIES = 6
+ON_THIS_MACHINE = ("folder", "safetensors", "pickle", "gguf")
+"""Kinds of sources whose tensors can be read twice for little."""
 PATIENCE_SECONDS = 900.0
 """How long one read may wait in all: three windows of the hub's limits."""
 
@@ -100,15 +103,26 @@ def _read(
 
 
 def content_of(source: Source, stacks: tuple[Stack, ...], options: Options) -> str | None:
-    """What decides every number of a model, as a hash: its files, how they are laid out, and what is computed.
+    """What decides every number of a model, as a hash: its weights, how they are laid out, and what is computed.
 
-    Known without reading a tensor where the server tells the hash of a file, as the hub does; else `None`.
+    Of weights: the hash of their files where the server tells it, as the hub does, without a tensor being read; on this
+    machine that of the tensors, which are read twice then and cost far less than their eigenvalues; else `None`.
     """
-    files = getattr(source.store, "content_sha256", lambda: None)()
-    if files is None:
+    weights = getattr(source.store, "content_sha256", lambda: None)()
+    if weights is None and source.kind in ON_THIS_MACHINE:
+        weights = _tensors_sha256(source, stacks)
+    if weights is None:
         return None
     layout = [(stack.label, stack.arch.name, stack.sizes, stack.branch_gain, stack.passes) for stack in stacks]
-    return hashlib.sha256(f"{files} {source.model_type} {layout} {options}".encode()).hexdigest()
+    return hashlib.sha256(f"{weights} {source.model_type} {layout} {options}".encode()).hexdigest()
+
+
+def _tensors_sha256(source: Source, stacks: tuple[Stack, ...]) -> str:
+    """The hash of every tensor that will be read, one of them in memory at a time."""
+    log = ReadLog(source.store)
+    for name in (name for stack in stacks for block in stack.names.blocks for name in block):
+        log.read(name)
+    return log.sha256
 
 
 def _what_happened(error: Exception) -> dict[str, str]:

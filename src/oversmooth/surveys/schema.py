@@ -85,7 +85,8 @@ PROVENANCE = (
     Column(
         "file_sha256",
         "text",
-        "hash of the weight files and their layout, where the server tells it: equal ones are read once",
+        "hash of the weights and their layout (of files, as the server tells it; on this machine of tensors): equal ones are "
+        "read once",
     ),
     Column("commit", "text", "commit of the repository, where its server tells it"),
     Column("weight_dtypes", "text", "how the tensors are stored"),

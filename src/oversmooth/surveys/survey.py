@@ -49,8 +49,9 @@ def survey(
 ) -> SurveyCounts:
     """Inspects every target of a list into one table of Parquet files: a row per model, layer and (if asked) head.
 
-    A folder that holds part of the table already is continued: targets with a row are not read again, and neither are files
-    that another target has, where the server tells their hash as the hub does. What cannot be read is a row with the reason;
+    A folder that holds part of the table already is continued: targets with a row are not read again, and of weights that
+    several targets have (on this machine, or where the server tells their hash as the hub does) the eigenvalues are computed
+    once. What cannot be read is a row with the reason;
     `retry_failed` tries those again whose reason was the network or the machine. `requests_per_second` holds for all workers
     together. `read_survey` has the table as a DataFrame.
     """

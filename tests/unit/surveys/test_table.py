@@ -1,6 +1,7 @@
 """The table of a survey: whole parts, nothing twice, one schema for every reader."""
 
 import json
+from pathlib import Path
 
 import pyarrow.dataset
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import oversmooth as osm
 from oversmooth.errors import BrokenFile, CannotResume, FolderInUse, UnknownName
 from oversmooth.output.held_folders import held
+from oversmooth.surveys import reading
 from oversmooth.surveys.reading import Options
 from oversmooth.surveys.schema import COLUMNS, EFFORT, NAMES
 from oversmooth.surveys.table import SurveyTable
@@ -83,6 +85,44 @@ def test_more_targets_are_added_to_the_table_that_is_there(models, tmp_path):
     assert osm.read_survey(tmp_path / "table", "model").target.tolist() == [
         str(models / name) for name in ("bert", "llama")
     ]
+
+
+@pytest.fixture
+def copies(tmp_path):
+    """A model, the same in another folder, and one that differs from it in one number."""
+    files = checkpoint("llama", 5)
+    different = bytearray(files["model.safetensors"])
+    different[-100 * 4] ^= 1
+    for name, weights in (
+        ("one", files["model.safetensors"]),
+        ("two", files["model.safetensors"]),
+        ("three", different),
+    ):
+        (tmp_path / "models" / name).mkdir(parents=True)
+        (tmp_path / "models" / name / "model.safetensors").write_bytes(weights)
+        (tmp_path / "models" / name / "config.json").write_bytes(files["config.json"])
+    return tmp_path / "models"
+
+
+def test_copies_on_this_machine_are_computed_once_and_have_the_same_rows(copies, tmp_path, monkeypatch):
+    computed = []
+    inspect = reading.inspect
+    monkeypatch.setattr(
+        reading, "inspect", lambda source, **how: computed.append(source.target) or inspect(source, **how)
+    )
+    counts = osm.survey(copies, tmp_path / "table")
+    assert (counts.read, counts.copied) == (2, 1)
+    assert sorted(Path(target).name for target in computed) == ["one", "three"]
+    rows = osm.read_survey(tmp_path / "table", "layer").set_index("target")
+    one, two = (rows.loc[str(copies / name)] for name in ("one", "two"))
+    assert one.tendency.tolist() == two.tendency.tolist()
+    assert two.copied.all()
+
+
+def test_a_copy_that_is_added_later_is_not_computed(copies, tmp_path, monkeypatch):
+    osm.survey([str(copies / "one")], tmp_path / "table")
+    monkeypatch.setattr(reading, "inspect", None)
+    assert osm.survey([str(copies / "two")], tmp_path / "table").copied == 1
 
 
 def test_other_options_are_another_table(surveyed, models):
