@@ -78,6 +78,8 @@ class Finding:
 
     verdict: Verdict
     compared: tuple[Row, ...] = ()
+    weights: tuple[Row, ...] = ()
+    """What the weights of everything at hand say, shown beside a verdict that does not rest on it."""
 
 
 Decide = Callable[[Observations, Sequence[Compared], float | None], Verdict]

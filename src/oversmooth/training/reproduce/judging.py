@@ -27,7 +27,11 @@ def judged(claims: Sequence[Claim], observed: Mapping[str, Observations]) -> dic
             continue
         compared = [_compared(claim.name, compare, effects, adjusted) for compare in claim.compares]
         verdict = claim.decide(observed[claim.name], compared, adjusted.get(claim.name))
-        found[claim.name] = Finding(verdict=verdict, compared=tuple(each.row() for each in compared))
+        found[claim.name] = Finding(
+            verdict=verdict,
+            compared=tuple(each.row() for each in compared),
+            weights=tuple(observed[claim.name].get("weights", ())),
+        )
     return found
 
 

@@ -30,6 +30,10 @@ RULES = (
     "at 5%. Intervals are 95%, by Student's t over paired units."
 )
 SHOWN = ("comparison", "effect", "interval", "margin", "units", "outcome", "separates")
+WEIGHTS = (
+    "What the weights of everything at hand say; no verdict rests on it. Shares of layers that sharpen or smooth under "
+    "uniform attention, by the dominating eigenvalue of their update. `oversmooth atlas` shows survey/ layer by layer."
+)
 Findings = Mapping[str, Finding]
 
 
@@ -66,7 +70,9 @@ def markdown_of(claims: Sequence[Claim], findings: Findings, is_quick: bool) -> 
         lines += [f"**{finding.verdict.judgement}**: {finding.verdict.because}.", ""]
         lines += [f"- {fact}" for fact in _facts(claim)]
         if finding.compared:
-            lines += ["", *_markdown_table(finding.compared)]
+            lines += ["", *_markdown_table(finding.compared, SHOWN)]
+        if finding.weights:
+            lines += ["", WEIGHTS, "", *_markdown_table(finding.weights, tuple(finding.weights[0]))]
     return "\n".join(lines) + "\n"
 
 
@@ -80,9 +86,9 @@ def _facts(claim: Claim) -> list[str]:
     ]
 
 
-def _markdown_table(rows: Sequence[Row]) -> list[str]:
-    lines = ["| " + " | ".join(SHOWN) + " |", "|" + "---|" * len(SHOWN)]
-    return lines + ["| " + " | ".join(_cell(row[name]) for name in SHOWN) + " |" for row in rows]
+def _markdown_table(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    lines = ["| " + " | ".join(name.replace("_", " ") for name in names) + " |", "|" + "---|" * len(names)]
+    return lines + ["| " + " | ".join(_cell(row[name]) for name in names) + " |" for row in rows]
 
 
 def _plain(text: str) -> str:
@@ -131,5 +137,8 @@ def _section(claim: Claim, finding: Finding) -> Section:
     if finding.compared:
         rows = [{name: row[name] for name in SHOWN} for row in finding.compared]
         blocks.append(table_of(f"claim-{claim.number}", "Comparisons", rows))
+    if finding.weights:
+        rows = [{name.replace("_", " "): value for name, value in row.items()} for row in finding.weights]
+        blocks += [Words(text=_plain(WEIGHTS)), table_of(f"weights-{claim.number}", "Everything at hand", rows)]
     blocks.append(Items(items=tuple(_plain(fact) for fact in _facts(claim))))
     return Section(id=f"claim-{claim.number}", title=f"{claim.number}. {claim.statement}", blocks=tuple(blocks))

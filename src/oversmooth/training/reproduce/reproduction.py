@@ -5,6 +5,7 @@ OUT/claims.json              protocols, every number that was observed, and the 
                              same bytes, and judging the numbers again gives the same verdicts
 OUT/manifest.json            command, models, versions, hardware, commit, wall time
 OUT/runs/                    every training run, with its own manifest
+OUT/survey/                  what the weights of all models and runs say, as a table (claims 1 and 2)
 """
 
 import json

@@ -17,6 +17,7 @@ from oversmooth.models.live import quiet_eval
 from oversmooth.models.source import Stack
 from oversmooth.results import Analysis, LayerPrediction
 from oversmooth.results.inspection import LayerInspection
+from oversmooth.training.reproduce.at_hand import weights_at_hand
 from oversmooth.training.reproduce.claim import Observations, Row
 from oversmooth.training.reproduce.experiments import DEEP, MINI_BERT, POSITIVE, Experiment, runs_of
 from oversmooth.training.reproduce.materials import Materials
@@ -38,7 +39,7 @@ def similarity_over_depth(materials: Materials) -> Observations:
         for order, batch in enumerate(found.batches):
             first, last = _ends(found.live, batch)
             rows.append({"model": name, "input": order, "cosine_embedding": first, "cosine_last": last})
-    return {"inputs": rows, "left_out": materials.left_out()}
+    return {"inputs": rows, "left_out": materials.left_out(), "weights": weights_at_hand(materials)}
 
 
 def _ends(live: LiveModel, batch: Batch) -> tuple[float | None, float | None]:
@@ -85,7 +86,7 @@ def dominating_eigenvalue(materials: Materials) -> Observations:
                     **{f"rung_{number}": value for number, value in enumerate(rungs)},
                 }
             )
-    return {"layers": rows, "left_out": materials.left_out()}
+    return {"layers": rows, "left_out": materials.left_out(), "weights": weights_at_hand(materials)}
 
 
 def _by_weights(analysis: Analysis) -> dict[str, list[LayerPrediction]]:
