@@ -5,9 +5,9 @@
 
 The hub has small checkpoints of ten families (`tests/small_checkpoints.py`), every file behind a redirect to storage; what
 a survey waits for is the network, as in life. The rate counts from the first request that the hub sees to the last, so that
-the start of Ray, which is paid once, does not count. One worker and two take turns, and the best rate of each counts. All runs
-have to give the same table. For memory, answers come at once, so that 1,000 models take minutes; resident memory of the larger
-worker is read whenever a model is finished, for as long as there are workers.
+the start of Ray, which is paid once, does not count. One worker and two take turns, and the best rate of each counts. All
+runs have to give the same table. For memory, answers come at once, so that 1,000 models take minutes; resident memory of the
+larger worker is read whenever a model is finished, for as long as there are workers.
 """
 
 import json
