@@ -190,6 +190,7 @@ def test_two_runs_write_the_same_numbers_beside_what_may_differ(tmp_path):
         "claims.json",
         "claims.md",
         "manifest.json",
+        "survey",
     ]
 
 
