@@ -1,13 +1,14 @@
-"""What a model is fed when nothing is given: texts and reactions of this package, generated pictures, sounds and ids."""
+"""What a model is fed when nothing is given: texts and molecules of this package, generated pictures, sounds and ids."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from oversmooth.data.given import Given
+from oversmooth.data.notations import Notation
 from oversmooth.data.preprocessing import Geometry
-from oversmooth.data.samples import sample_images, sample_reactions, sample_sounds, sample_texts
+from oversmooth.data.samples import sample_images, sample_sounds, sample_texts
 from oversmooth.data.sounds import RATE
 
 SAMPLE_COUNT = 16
@@ -16,13 +17,15 @@ SOUND_SECONDS = 2
 
 
 def built_in_texts() -> Given:
-    texts = sample_texts()
+    return _all_of(sample_texts())
+
+
+def built_in_molecules(notation: Notation) -> Given:
+    return _all_of(notation.samples())
+
+
+def _all_of(texts: Sequence[str]) -> Given:
     return Given(iter(texts), sum(map(len, texts)))
-
-
-def built_in_reactions() -> Given:
-    reactions = sample_reactions()
-    return Given(iter(reactions), sum(map(len, reactions)))
 
 
 def built_in_pictures(geometry: Geometry, seed: int) -> Iterator[Any]:

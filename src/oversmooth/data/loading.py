@@ -16,14 +16,14 @@ from torch import nn
 from oversmooth.data.batches import Batch
 from oversmooth.data.built_in import (
     SAMPLE_COUNT,
+    built_in_molecules,
     built_in_pictures,
-    built_in_reactions,
     built_in_sounds,
     built_in_texts,
 )
 from oversmooth.data.given import Given, find_given
+from oversmooth.data.notations import find_notation_tokenizer
 from oversmooth.data.preprocessing import find_preprocessing
-from oversmooth.data.reactions import find_reaction_tokenizer
 from oversmooth.data.reading import Reading
 from oversmooth.data.sounds import find_extractor
 from oversmooth.data.tokens import TextRows, find_tokenizer, padded, random_ids, read_ids
@@ -155,10 +155,10 @@ class _Reader:
         tokenizer, reason = find_tokenizer(self.source, trust_remote_code=self.trust_remote_code)
         if tokenizer is not None:
             return self._tokenized(tokenizer, length, built_in_texts, "the model's own tokenizer")
-        tokenizer = find_reaction_tokenizer(self.source)
+        tokenizer = find_notation_tokenizer(self.source)
         if tokenizer is not None:
-            how = "reaction SMILES in the words of the model's vocab.txt"
-            return self._tokenized(tokenizer, length, built_in_reactions, how)
+            how = f"{tokenizer.notation.name}, in the words of the model's vocab.txt"
+            return self._tokenized(tokenizer, length, lambda: built_in_molecules(tokenizer.notation), how)
         return self._random_ids(length, reason)
 
     def _tokenized(self, tokenizer: Any, length: int, built_in: Callable[[], Given], how: str) -> Rows:

@@ -67,7 +67,9 @@ def who_words(attribution: Attribution) -> str:
 def _kind_words(kind: KindChange) -> str:
     name = NAMES.get(kind.part, kind.part)
     verbs = PLURAL if kind.part in ("norm", "other") else DOES
-    return f"{name} {verbs[kind.direction]} ({signed(kind.change)})"
+    change = signed(kind.change)
+    direction = kind.direction if float(change) else "no clear change"  # sure, and too small to be written
+    return f"{name} {verbs[direction]} ({change})"
 
 
 def ends_words(measurement: Measurement, metric: str, name: str) -> str:

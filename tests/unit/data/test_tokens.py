@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from oversmooth.data.given import Given
-from oversmooth.data.reactions import find_reaction_tokenizer
+from oversmooth.data.notations import find_notation_tokenizer
 from oversmooth.data.tokens import TextRows, even_step, random_ids, read_ids
 from oversmooth.errors import Conflict, NotSupported, UnknownTokens, UnreadableData, WrongBatch
 from oversmooth.measurement.measurement import measure
@@ -156,7 +156,7 @@ def test_a_model_of_reactions_reads_reactions_and_knows_every_token():
 
 
 def test_reactions_split_into_the_words_of_the_vocabulary():
-    found = find_reaction_tokenizer(open_source(str(albert())))
+    found = find_notation_tokenizer(open_source(str(albert())))
     words = {number: word for word, number in found.words.items()}
     ids = found("[Na+].ClC(Br)=C>>C%12?")["input_ids"]
     expected = "[CLS] [Na+] . Cl C ( Br ) = C >> C %12 [UNK] [SEP]"
@@ -169,8 +169,41 @@ def test_english_for_a_model_of_reactions_is_refused(tmp_path):
         measure(str(albert()), str(tmp_path / "a.txt"))
 
 
-def test_a_vocabulary_of_words_is_not_one_of_reactions():
-    assert find_reaction_tokenizer(open_source(str(minilm()))) is None
+def test_a_vocabulary_of_words_is_no_notation():
+    assert find_notation_tokenizer(open_source(str(minilm()))) is None
+
+
+@pytest.fixture
+def antibody_model(tmp_path):
+    """GPT-2 with the 33 words of a language model of antibodies, in their order."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"ACDEFGHIKLMNPQRSTVWY", "[CAMEL]", "[HUMAN]", "[MOUSE]"]
+    words += ["[RABBIT]", "[RAT]", "[RHESUS]", "[HEAVY]", "[LIGHT]"]
+    config = GPT2Config(vocab_size=len(words), n_positions=256, n_embd=16, n_layer=2, n_head=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "vocab.txt").write_text("\n".join(words))
+    return tmp_path / "model"
+
+
+def test_a_model_of_antibodies_reads_antibodies_and_knows_every_token(antibody_model):
+    facts = measure(str(antibody_model), metrics="cosine").data
+    assert facts.origin == "built-in"
+    assert "amino acids" in facts.preprocessing
+    assert (facts.sequences, facts.text.unknown_tokens) == (16, 0)
+
+
+def test_antibodies_begin_with_chain_and_species_and_end_where_they_end(antibody_model):
+    found = find_notation_tokenizer(open_source(str(antibody_model)))
+    words = {number: word for word, number in found.words.items()}
+    ids = found("[HEAVY][HUMAN]EVX")["input_ids"]
+    assert [words[token] for token in ids] == ["[HEAVY]", "[HUMAN]", "E", "V", "[UNK]", "[SEP]"]
+
+
+def test_english_for_a_model_of_antibodies_is_refused(antibody_model, tmp_path):
+    (tmp_path / "a.txt").write_text("Water boils at a hundred degrees, they say.")
+    with pytest.raises(UnknownTokens, match="unknown"):
+        measure(str(antibody_model), str(tmp_path / "a.txt"))
 
 
 def test_text_without_a_tokenizer_is_refused_with_what_to_give(untokenized, tmp_path):

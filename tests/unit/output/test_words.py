@@ -89,6 +89,13 @@ def test_kinds_add_up_to_the_total_and_each_has_its_own_interval(analysed):
         assert kind.part in who_words(attribution).lower()
 
 
+def test_a_change_that_is_written_as_zero_has_no_direction(analysed):
+    attribution = analysed.measurement.attributions[0]
+    tiny = dataclasses.replace(attribution.kinds[-1], change=0.001, interval=(0.0005, 0.0015), direction="sharpening")
+    said = who_words(dataclasses.replace(attribution, kinds=(tiny,)))
+    assert said == "The final norm makes no clear change (0.00)."
+
+
 def test_layer_cards_are_labelled_by_the_measurement_and_theory_has_its_own_line(analysed):
     layers = analysed.prediction.layers
     assert layers[0].measured_sequences == 4

@@ -1,4 +1,4 @@
-"""Inputs for when none are given: texts written for this project, textbook reactions, generated images and sounds."""
+"""Inputs for when none are given: texts of this project, textbook reactions, antibodies, generated images and sounds."""
 
 from functools import cache
 from importlib.resources import files
@@ -19,7 +19,18 @@ def sample_texts() -> tuple[str, ...]:
 @cache
 def sample_reactions() -> tuple[str, ...]:
     """Reactions of every textbook as SMILES: esterification, acylation, Suzuki, Diels-Alder, Grignard, Wittig and so on."""
-    return tuple((files(__package__) / "reactions.txt").read_text(encoding="utf-8").split())
+    return _lines("reactions.txt")
+
+
+@cache
+def sample_antibodies() -> tuple[str, ...]:
+    """Variable domains, heavy and light, of eight antibodies of every pharmacy: trastuzumab, adalimumab, bevacizumab,
+    rituximab, cetuximab, pembrolizumab, nivolumab and infliximab; those of mice in chimeric ones are called so."""
+    return _lines("antibodies.txt")
+
+
+def _lines(name: str) -> tuple[str, ...]:
+    return tuple((files(__package__) / name).read_text(encoding="utf-8").split())
 
 
 def sample_images(count: int, height: int, width: int, channels: int, seed: int) -> Float[Tensor, "image channel y x"]:
