@@ -196,15 +196,15 @@ def _depth_plot(groups: Sequence[RunGroup], metric: str) -> Plot:
 def _depth_traces(group: RunGroup, curves: Sequence[Curve], index: int) -> list[dict[str, Any]]:
     depths = curves[0].depth if all(curve.depth == curves[0].depth for curve in curves) else list(GRID)
     values = [[curve.at(depth)[0] for curve in curves] for depth in depths]
+    style = line_style(index)
     line = {
         "type": "scatter",
         "mode": "lines+markers",
         "name": group.words,
         "x": rounded(depths),
         "y": rounded([sum(found) / len(found) for found in values]),
-        "line": line_style(index),
+        "line": style,
     }
     if len(curves) < 2:
         return [line]
-    colour = line["line"]["color"]
-    return [band(rounded(depths), [min(v) for v in values], [max(v) for v in values], colour), line]
+    return [band(rounded(depths), [min(v) for v in values], [max(v) for v in values], style["color"]), line]

@@ -140,18 +140,19 @@ def _group_traces(group: RunGroup, index: int, key_of: Callable[[TrainedRun], st
         return []
     steps = sorted(set.intersection(*(set(found) for found in each)))
     values = [[found[step] for found in each] for step in steps]
+    style = line_style(index)
     line = {
         "type": "scatter",
         "mode": "lines+markers" if len(steps) <= FEW else "lines",
         "name": group.words,
         "x": steps,
         "y": rounded([sum(found) / len(found) for found in values]),
-        "line": line_style(index),
+        "line": style,
         "marker": {"size": 5},
     }
     if len(each) < 2:
         return [line]
-    return [band(steps, [min(v) for v in values], [max(v) for v in values], line["line"]["color"]), line]
+    return [band(steps, [min(v) for v in values], [max(v) for v in values], style["color"]), line]
 
 
 def line_style(index: int) -> dict[str, Any]:
