@@ -16,7 +16,8 @@ from oversmooth.training.reproduce.comparisons import (
 from oversmooth.training.reproduce.experiments import DEEP, DIGITS, MINI_BERT, POSITIVE
 from oversmooth.training.reproduce.materials import Materials
 
-WRITTEN = "2026-11-16"
+WRITTEN = "2026-11-17"
+"""Before any of the runs that count. A day earlier 12 layers and mini-bert had three units; then five, as everything else."""
 HUB_MODELS = (
     "google/vit-base-patch16-224",
     "facebook/deit-base-patch16-224",
