@@ -17,7 +17,7 @@ from oversmooth.training.reproduce.experiments import DEEP, DIGITS, MINI_BERT, P
 from oversmooth.training.reproduce.materials import Materials
 
 WRITTEN = "2026-11-17"
-"""Before any of the runs that count; a day earlier 12 layers and the largest budget of mini-bert had three units, now five."""
+"""Before the runs that count; a day earlier 12 layers and the largest budget of mini-bert had three units, now five."""
 HUB_MODELS = (
     "google/vit-base-patch16-224",
     "facebook/deit-base-patch16-224",
