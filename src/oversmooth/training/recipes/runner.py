@@ -35,6 +35,9 @@ from oversmooth.training.recipes.trainer_internals import use_one_device
 from oversmooth.training.recipes.variants import ordinary, put_on, require_variant
 from oversmooth.training.recipes.worker_errors import ReportingCollate, ReportingDataset
 
+WHAT_IFS = ("no_skip", "positive_norms")
+"""What the analysis of a trained model shows beside every layer: the two changes that the paper's claims are about."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
@@ -272,7 +275,7 @@ def _written(job: Job, request: RunRequest, trainer: Any) -> Analysis:
         shutil.rmtree(request.out / name, ignore_errors=True)
         with folder_whole(request.out / name) as partial:
             job.save(each, partial)
-    analysis = analyze(found["model"], job.probe, command=request.command)
+    analysis = analyze(found["model"], job.probe, what_ifs=WHAT_IFS, command=request.command)
     text = analysis.to_json(indent=1)
     write_whole(request.out / "analysis.json", lambda partial: partial.write_text(text, encoding="utf-8"))
     return analysis

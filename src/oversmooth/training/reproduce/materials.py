@@ -26,7 +26,7 @@ from oversmooth.models.opening import open_source
 from oversmooth.output.whole_files import make_folder, require_free
 from oversmooth.results import Analysis, Progress, no_progress
 from oversmooth.training.recipes.manifest import Manifest, read_manifest
-from oversmooth.training.recipes.runner import RunRequest
+from oversmooth.training.recipes.runner import WHAT_IFS, RunRequest
 from oversmooth.training.recipes.train import train
 
 Row = dict[str, Any]
@@ -169,7 +169,7 @@ class Materials:
     def _analysed(self, target: str) -> Analysis:
         if target not in self._analyses:
             self.stage(f"Analysing {short_name(target)}")
-            self._analyses[target] = analyze(target, max_samples=8, solve=2, what_ifs=("no_skip", "positive_norms"))
+            self._analyses[target] = analyze(target, max_samples=8, solve=2, what_ifs=WHAT_IFS)
         return self._analyses[target]
 
     def require_place(self, resume: bool) -> None:
