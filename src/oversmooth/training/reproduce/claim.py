@@ -78,6 +78,8 @@ class Finding:
 
     verdict: Verdict
     compared: tuple[Row, ...] = ()
+    by_model: tuple[Row, ...] = ()
+    """What was observed, a row per model."""
     weights: tuple[Row, ...] = ()
     """What the weights of everything at hand say, shown beside a verdict that does not rest on it."""
 
@@ -110,6 +112,8 @@ class Claim:
     decide: Decide
     own_p: Callable[[Observations], float | None] = lambda observed: None
     """The p-value of a test of its own, beside its comparisons."""
+    tabulate: Callable[[Observations], Sequence[Row]] = lambda observed: ()
+    """What was observed, a row per model, for readers."""
     compares: tuple[Compare, ...] = ()
     needs: tuple[tuple[Experiment, tuple[str, ...]], ...] = ()
     """Experiments and their variants; trained together, because they are independent."""

@@ -1,7 +1,7 @@
 """The table of claims: everything about a claim is said here before it is checked, with the day on which it was written."""
 
 from oversmooth.errors import UnknownName
-from oversmooth.training.reproduce import survey, survey_verdicts, trained, training_verdicts
+from oversmooth.training.reproduce import survey, survey_tables, survey_verdicts, trained, training_verdicts
 from oversmooth.training.reproduce.claim import Claim, Observations
 from oversmooth.training.reproduce.comparisons import (
     ACCURACY,
@@ -91,6 +91,7 @@ CLAIMS = (
         commands=_SURVEY,
         observe=survey.similarity_over_depth,
         decide=survey_verdicts.similarity,
+        tabulate=survey_tables.similarity,
     ),
     Claim(
         number=2,
@@ -108,6 +109,7 @@ CLAIMS = (
         commands=_SURVEY,
         observe=survey.dominating_eigenvalue,
         decide=survey_verdicts.eigenvalue,
+        tabulate=survey_tables.eigenvalue,
         own_p=survey_verdicts.eigenvalue_p,
         needs=_UNCONSTRAINED,
     ),
@@ -126,6 +128,7 @@ CLAIMS = (
         commands=_SURVEY,
         observe=survey.without_skip,
         decide=survey_verdicts.skip,
+        tabulate=survey_tables.skip,
         needs=_UNCONSTRAINED,
     ),
     Claim(
@@ -144,6 +147,7 @@ CLAIMS = (
         commands=_SURVEY,
         observe=survey.sign_of_norms,
         decide=survey_verdicts.norm_signs,
+        tabulate=survey_tables.norm_signs,
         needs=(*_UNCONSTRAINED, (DEEP, ("sharpen",)), (POSITIVE, ("sharpen",))),
     ),
     Claim(

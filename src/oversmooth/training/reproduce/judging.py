@@ -30,6 +30,7 @@ def judged(claims: Sequence[Claim], observed: Mapping[str, Observations]) -> dic
         found[claim.name] = Finding(
             verdict=verdict,
             compared=tuple(each.row() for each in compared),
+            by_model=tuple(claim.tabulate(observed[claim.name])),
             weights=tuple(observed[claim.name].get("weights", ())),
         )
     return found

@@ -71,6 +71,8 @@ def markdown_of(claims: Sequence[Claim], findings: Findings, is_quick: bool) -> 
         lines += [f"- {fact}" for fact in _facts(claim)]
         if finding.compared:
             lines += ["", *_markdown_table(finding.compared, SHOWN)]
+        if finding.by_model:
+            lines += ["", *_markdown_table(finding.by_model, tuple(finding.by_model[0]))]
         if finding.weights:
             lines += ["", WEIGHTS, "", *_markdown_table(finding.weights, tuple(finding.weights[0]))]
     return "\n".join(lines) + "\n"
@@ -132,13 +134,19 @@ def page_of(claims: Sequence[Claim], findings: Findings, facts: Mapping[str, str
     )
 
 
+def _spaced(rows: Sequence[Row]) -> list[Row]:
+    return [{name.replace("_", " "): value for name, value in row.items()} for row in rows]
+
+
 def _section(claim: Claim, finding: Finding) -> Section:
     blocks: list[Block] = [Words(text=f"{finding.verdict.judgement}: {finding.verdict.because}.", mark="observed")]
     if finding.compared:
         rows = [{name: row[name] for name in SHOWN} for row in finding.compared]
         blocks.append(table_of(f"claim-{claim.number}", "Comparisons", rows))
+    if finding.by_model:
+        blocks.append(table_of(f"models-{claim.number}", "Model by model", _spaced(finding.by_model)))
     if finding.weights:
-        rows = [{name.replace("_", " "): value for name, value in row.items()} for row in finding.weights]
-        blocks += [Words(text=_plain(WEIGHTS)), table_of(f"weights-{claim.number}", "Everything at hand", rows)]
+        weights = table_of(f"weights-{claim.number}", "Everything at hand", _spaced(finding.weights))
+        blocks += [Words(text=_plain(WEIGHTS)), weights]
     blocks.append(Items(items=tuple(_plain(fact) for fact in _facts(claim))))
     return Section(id=f"claim-{claim.number}", title=f"{claim.number}. {claim.statement}", blocks=tuple(blocks))

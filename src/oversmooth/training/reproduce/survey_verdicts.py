@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import mean
 
 from oversmooth.training.reproduce.claim import Compared, Observations, Verdict
 from oversmooth.training.reproduce.materials import Row
@@ -12,23 +13,32 @@ MOST_MODELS = 6
 EXPONENT_MOVES = 0.01
 
 
-def _by_model(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def by_model(rows: Sequence[Row]) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row["model"], []).append(row)
     return found
 
 
-def similarity(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
-    """Claim 1: each model's direction over its inputs, at a level that all models share."""
-    known = [row for row in observed["inputs"] if None not in (row["cosine_embedding"], row["cosine_last"])]
-    models = _by_model(known)
+def known_inputs(observed: Observations) -> dict[str, list[Row]]:
+    """Per model, the inputs that have a cosine at both ends."""
+    return by_model([row for row in observed["inputs"] if None not in (row["cosine_embedding"], row["cosine_last"])])
+
+
+def directions(observed: Observations) -> dict[str, tuple[int, float, float]]:
+    """Per model, whether the cosine rises (1), falls (-1) or neither over its inputs, at a level that all models share."""
+    models = known_inputs(observed)
     level = LEVEL / max(5, len(models))
-    ways = {
+    return {
         name: direction([row["cosine_last"] - row["cosine_embedding"] for row in rows], level)
         for name, rows in models.items()
     }
-    up, down = (sum(way == sign for way, _, _ in ways.values()) for sign in (1, -1))
+
+
+def similarity(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
+    """Claim 1: each model's direction over its inputs."""
+    models = directions(observed)
+    up, down = (sum(way == sign for way, _, _ in models.values()) for sign in (1, -1))
     count = f"{len(models)} model{'s' * (len(models) != 1)}"
     words = f"similarity clearly rises in {up} and clearly falls in {down} of {count}"
     if up and down:
@@ -42,7 +52,7 @@ def similarity(observed: Observations, compared: Sequence[Compared], own_p: floa
 def advantages(rows: Sequence[Row], rung: str = "rung_0") -> dict[str, float]:
     """Per model, the share of layers whose sign a rung gets right, minus what the model's own majority would get right."""
     found = {}
-    for name, layers in _by_model(rows).items():
+    for name, layers in by_model(rows).items():
         known = [row for row in layers if row.get(rung) is not None and row["measured"] is not None]
         if known:
             right = sum((row[rung] < 0) == (row["measured"] < 0) for row in known)
@@ -54,7 +64,7 @@ def advantages(rows: Sequence[Row], rung: str = "rung_0") -> dict[str, float]:
 def correlations(rows: Sequence[Row], rung: str = "rung_0") -> dict[str, float]:
     """Per model, the rank correlation of a rung with the measurement over layers."""
     found = {}
-    for name, layers in _by_model(rows).items():
+    for name, layers in by_model(rows).items():
         known = [row for row in layers if row.get(rung) is not None and row["measured"] is not None]
         value = rank_correlation([row[rung] for row in known], [row["measured"] for row in known])
         if value is not None:
@@ -79,17 +89,17 @@ def eigenvalue(observed: Observations, compared: Sequence[Compared], own_p: floa
     values = list(advantages(_pretrained(observed)).values())
     if own_p is None:
         return Verdict(judgement="not run", because="no pretrained model was at hand")
-    mean = sum(values) / len(values)
+    average = mean(values)
     ranks = list(correlations(_pretrained(observed)).values())
-    rank = f"; rank correlation within models {sum(ranks) / len(ranks):+.2f} on average" if ranks else ""
+    rank = f"; rank correlation within models {mean(ranks):+.2f} on average" if ranks else ""
     count = f"{len(values)} pretrained model{'s' * (len(values) != 1)}"
     words = (
         f"share of layers whose sign the dominating eigenvalue gets right, minus the share that the model's own majority "
-        f"answer gets right: {mean:+.2f} on average over {count} (p = {own_p:.2g}){rank}"
+        f"answer gets right: {average:+.2f} on average over {count} (p = {own_p:.2g}){rank}"
     )
     if own_p > LEVEL:
         return Verdict(judgement="undecided", because=words)
-    return Verdict(judgement="confirmed" if mean > 0 else "refuted", because=words)
+    return Verdict(judgement="confirmed" if average > 0 else "refuted", because=words)
 
 
 def skip(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
@@ -97,7 +107,7 @@ def skip(observed: Observations, compared: Sequence[Compared], own_p: float | No
     regimes = Counter(row["regime"] for row in observed["computed"])
     total = sum(regimes.values())
     alike = {"attention": 0, "block": 0}
-    models = _by_model(observed["passes"])
+    models = by_model(observed["passes"])
     for rows in models.values():
         for removed in alike:
             pairs = _pairs(rows, removed)
@@ -133,6 +143,18 @@ def norm_signs(observed: Observations, compared: Sequence[Compared], own_p: floa
         f"{len(rows)} of {len(observed['layers'])} pre-norm layers have negative norm weights; made positive, they move the "
         f"exponent of {moved} by more than {EXPONENT_MOVES} and the regime of {changed}"
     )
+    words += _with_positive_norms(observed.get("trained", ()))
     if not rows:
         return Verdict(judgement="undecided", because=words)
     return Verdict(judgement="confirmed" if changed else "undecided" if moved else "refuted", because=words)
+
+
+def _with_positive_norms(runs: Sequence[Row]) -> str:
+    """What attention does in sharpened models whose norms were kept positive, beside those whose norms were free."""
+    by_setting: dict[str, list[float]] = {}
+    for row in runs:
+        by_setting.setdefault(row["setting"], []).append(row["attention"])
+    if len(by_setting) < 2:
+        return ""
+    parts = [f"{mean(values):+.2f} in {setting}" for setting, values in by_setting.items()]
+    return f". Attention's change of log(HFC/LFC) in sharpened models: {', '.join(parts)}"

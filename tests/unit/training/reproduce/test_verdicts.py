@@ -13,7 +13,7 @@ from oversmooth.training.reproduce.survey_verdicts import advantages, correlatio
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 EQUAL = "no difference larger than the margin"
-UNITS = {DIGITS.name: 5, TENTH.name: 5, DEEP.name: 3, **{each.name: 3 for each in MINI_BERT}}
+UNITS = {each.name: each.units for each in (DIGITS, TENTH, DEEP, *MINI_BERT)}
 
 
 def verdict(name: str, observed):
@@ -201,6 +201,9 @@ def test_features_that_are_gone_without_skips_count_as_nothing():
 )
 def test_only_negative_weights_that_are_there_count(share, exponent, regime, judgement):
     row = {
+        "model": "a",
+        "kind": "pretrained",
+        "layer": "0",
         "negative_share": share,
         "exponent": -0.5,
         "exponent_positive": exponent,
