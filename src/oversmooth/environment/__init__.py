@@ -1,1 +1,1 @@
-"""Where the library runs: versions, threads, and a torchvision that can be imported."""
+"""Where the library runs: versions, threads, plugins, and libraries whose import needs help."""

@@ -5,12 +5,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from oversmooth.environment.kernel_hint import without_kernel_hint
 from oversmooth.errors import MissingDependency
 from oversmooth.training.trackers import TRACKERS, Logger, folder_of_own_events, tensorboard, tracker
 from oversmooth.training.watching import WatchesTraining
 
 try:
-    from transformers import TrainerCallback
+    with without_kernel_hint():
+        from transformers import TrainerCallback
 except ImportError as error:
     raise MissingDependency("transformers", "hf", "SmoothingCallback") from error
 

@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from oversmooth.analysis import analyze
+from oversmooth.environment.kernel_hint import without_kernel_hint
 from oversmooth.errors import CannotControl, CannotResume, NotDivisible, OversmoothError, TrainingStopped
 from oversmooth.output.whole_files import folder_whole, make_folder, write_whole
 from oversmooth.results import Analysis, Progress, no_progress
@@ -129,7 +130,8 @@ def train_job(job: Job, request: RunRequest, progress: Progress = no_progress) -
 
 
 def _training_arguments(job: Job, request: RunRequest) -> Any:
-    from transformers import TrainingArguments
+    with without_kernel_hint():
+        from transformers import TrainingArguments
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     hardware, rhythm, has_gpu = job.recipe.hardware, job.rhythm, torch.cuda.is_available()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from oversmooth.environment.kernel_hint import without_kernel_hint
 from oversmooth.training.recipes.language.budget import ClockPlan, Plan
 from oversmooth.training.recipes.language.sequences import StepBatches
 
@@ -47,7 +48,8 @@ def _only(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def clock_callback(plan: ClockPlan) -> Any:
     """Looks at the clock after every step, tells the other processes, and ends the run when the budget is spent."""
-    from transformers import TrainerCallback
+    with without_kernel_hint():
+        from transformers import TrainerCallback
 
     class ClockCallback(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
