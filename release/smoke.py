@@ -107,6 +107,18 @@ def report(folder: Path) -> None:
     assert "</html>" in (folder / "report.html").read_text(encoding="utf-8")
 
 
+def survey(folder: Path) -> None:
+    import oversmooth as osm
+
+    (folder / "models" / "one").mkdir(parents=True)
+    checkpoint(folder / "models" / "one")
+    for engine in ("serial", "ray"):
+        oversmooth("survey", folder / "models", "--out", folder / engine, "--engine", engine)
+        assert osm.read_survey(folder / engine, "model").status.tolist() == ["read"]
+    oversmooth("atlas", folder / "serial", "-o", folder / "atlas.html")
+    assert "</html>" in (folder / "atlas.html").read_text(encoding="utf-8")
+
+
 CHECKS: dict[str, Callable[[Path], None]] = {
     "base": base,
     "hf": hf,
@@ -115,6 +127,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "lightning": lightning,
     "gguf": gguf,
     "report": report,
+    "survey": survey,
 }
 """What each extra is for; the others (dev, docs, bench) are for those who work on the package, and only have to install."""
 
