@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def read_survey(folder: str | Path, level: str | None = None) -> "pandas.DataFrame":
     """The table of a survey, rows in the order of their targets; `level` is model, layer or head, and a column without it.
 
-    The same files are read by `polars.read_parquet("FOLDER/**/*.parquet")` and by duckdb as they are.
+    Other tools read the same files: `polars.read_parquet("FOLDER/**/*.parquet", hive_partitioning=True)`, and in duckdb
+    `select * from 'FOLDER/*/*.parquet'`; both have the level as a column too.
     """
     try:
         import pandas

@@ -71,6 +71,29 @@ def test_the_table_is_one_dataset_for_every_reader_and_tells_its_schema(surveyed
     assert all(column.meaning for column in COLUMNS)
 
 
+def levels_and_tendencies(frame):
+    """Rows of each level, and the tendency of every layer by target."""
+    layers = frame[frame.level == "layer"].sort_values(["target", "layer"])
+    return frame.level.value_counts().to_dict(), list(zip(layers.target, layers.layer, layers.tendency, strict=True))
+
+
+def test_polars_reads_the_files_as_they_are_with_the_level_as_a_column(surveyed):
+    polars = pytest.importorskip("polars", reason="polars is not installed")
+    out = surveyed[1]
+    found = polars.read_parquet(out / "**" / "*.parquet", hive_partitioning=True)
+    assert set(found.columns) == {*NAMES, "level"}
+    assert levels_and_tendencies(found.to_pandas()) == levels_and_tendencies(osm.read_survey(out))
+
+
+def test_duckdb_reads_the_files_as_they_are_with_the_level_as_a_column(surveyed):
+    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
+    out = surveyed[1]
+    with duckdb.connect() as connection:
+        found = connection.sql(f"select * from '{out}/*/*.parquet'").df()
+    assert set(found.columns) == {*NAMES, "level"}
+    assert levels_and_tendencies(found) == levels_and_tendencies(osm.read_survey(out))
+
+
 def test_a_second_run_reads_nothing_and_changes_nothing(surveyed, models):
     out = surveyed[1]
     before = {path.name: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
