@@ -45,6 +45,9 @@ class Hub:
     limit: tuple[int, float] | None = None
     """So many resolve requests in any window of so many seconds."""
     retry_after: float = 0.2
+    on_its_way: float = 0.0
+    """Seconds after a 429 in which requests of other workers may still come: they were sent, or permitted, before it was
+    read. One worker alone has no such excuse."""
     seed: int = 0
     resolves: int = 0
     over_limit: int = 0
@@ -61,7 +64,8 @@ class Hub:
         self._lock = threading.Lock()
         self._random = random.Random(self.seed)
         self._recent: deque[float] = deque()
-        self._wait_until = 0.0
+        self._told: deque[float] = deque()
+        """When 429 was answered."""
 
     def draw(self, chance: float) -> bool:
         with self._lock:
@@ -72,7 +76,9 @@ class Hub:
         with self._lock:
             now = time.monotonic()
             self.resolves += 1
-            self.early += now < self._wait_until
+            while self._told and self._told[0] + self.retry_after <= now:
+                self._told.popleft()
+            self.early += any(told + self.on_its_way < now for told in self._told)
             if self.limit is None:
                 return True
             count, window = self.limit
@@ -86,7 +92,7 @@ class Hub:
 
     def turn_away(self) -> None:
         with self._lock:
-            self._wait_until = max(self._wait_until, time.monotonic() + self.retry_after)
+            self._told.append(time.monotonic())
 
     def note(self, name: str, sent: int) -> None:
         with self._lock:

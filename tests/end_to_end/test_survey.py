@@ -216,7 +216,8 @@ def test_a_thousand_checkpoints_of_ten_families_survive_ten_kills(engine, tmp_pa
         pytest.importorskip("ray", reason="ray is not installed")
     found, kinds = repositories(1000)
     assert len({name.split("/")[0] for name in found}) == len(FAMILIES) == 10
-    hub = Hub(found, gated=kinds["gated"], faults=Faults(busy=0.01, cut=0.02, broken=0.01), limit=(1000, 5.0))
+    faults = Faults(busy=0.005, cut=0.02, broken=0.01)
+    hub = Hub(found, gated=kinds["gated"], faults=faults, limit=(1000, 5.0), retry_after=2.0, on_its_way=0.5)
     (tmp_path / "list.txt").write_text("\n".join(names_of(hub)))
     options = ("--engine", engine, "--workers", 2, "--requests-per-second", 150)
     with serving(hub) as url:
