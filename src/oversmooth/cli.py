@@ -47,7 +47,7 @@ def _run() -> int:
         from oversmooth.commands.app import app
 
         with _own_warnings_as_messages():
-            app()
+            app(prog_name="oversmooth")  # also as `python -m oversmooth`, whose completion is that of the command
     except SystemExit as exit_:  # how typer ends, always
         return exit_.code if isinstance(exit_.code, int) else 0
     except OversmoothError as error:

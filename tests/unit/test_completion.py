@@ -1,5 +1,9 @@
 """What the shell offers is what the library knows."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from oversmooth.commands import completion
@@ -14,6 +18,7 @@ from oversmooth.training.recipes.train import load_recipe
 from oversmooth.training.recipes.variants import VARIANTS
 from oversmooth.training.reproduce.claims import CLAIMS
 from oversmooth.worth.pruning import BY
+from tests.command_line import ROOT
 
 TABLES = {
     "claim": ("all", *(claim.name for claim in CLAIMS)),
@@ -52,3 +57,11 @@ def test_recipes_are_the_shipped_ones():
     assert "digits" in completion.recipes("")
     for name in completion.recipes("cifar"):
         load_recipe(name)
+
+
+def test_the_module_answers_the_shell_as_the_command_does():
+    """`python -m oversmooth --install-completion` installs the completion of `oversmooth`."""
+    asked = {"_OVERSMOOTH_COMPLETE": "complete_bash", "COMP_WORDS": "oversmooth surv", "COMP_CWORD": "1"}
+    environment = {**os.environ, **asked, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "oversmooth"]
+    assert subprocess.run(command, env=environment, capture_output=True, text=True).stdout.split() == ["survey"]
