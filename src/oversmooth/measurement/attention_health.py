@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from oversmooth.errors import NoAttentionMaps
+from oversmooth.measurement.metric import MetricValues
 from oversmooth.models.hooks.attention_maps import AttentionMaps, Layer, unwatched
 from oversmooth.models.hooks.places import Place
 from oversmooth.models.source import Stack
@@ -65,8 +66,9 @@ class HeadNumbers:
 def head_numbers(attention: Float[Tensor, "head query key"]) -> HeadNumbers:
     """All numbers of every head, from maps whose rows sum to one."""
     # Entries of exactly zero contribute nothing: the smallest number keeps their logarithm finite. Twice as fast as `entr`.
-    entropy = -(attention * attention.clamp(min=torch.finfo(attention.dtype).tiny).log()).sum(-1).clamp(max=0)
-    seen = attention.count_nonzero(-1)
+    logarithms = attention.clamp(min=torch.finfo(attention.dtype).tiny).log_()
+    entropy = -logarithms.mul_(attention).sum(-1).clamp(max=0)
+    seen = attention.sign().sum(-1)  # as `count_nonzero`, in a third of its time
     sees_several = seen > 1
     relative = torch.where(sees_several, entropy / seen.clamp(min=2).log(), 0.0)
     received = attention.mean(1)
@@ -104,7 +106,7 @@ class AttentionGatherer:
     """Attention of every layer, taken when its branch has been added; a stack whose maps cannot be seen says why."""
 
     chosen: tuple[str, ...]
-    note: Callable[[Place, str, Tensor], None]
+    note: Callable[[Place, str, MetricValues], None]
     maps_of: Callable[[Layer], AttentionMaps] = field(init=False)
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a stack has no numbers."""
@@ -130,7 +132,8 @@ class AttentionGatherer:
         of_layer = [numbers.of_layer() for numbers in found]
         for name in self.chosen:
             values = [numbers[name] for numbers in of_layer if name in numbers]
-            self.note(place, name, torch.tensor(values, dtype=torch.float64))
+            found_values = torch.tensor(values, dtype=torch.float64)
+            self.note(place, name, MetricValues(found_values, torch.ones_like(found_values, dtype=torch.bool)))
         self._pending += [(place, numbers) for numbers in found]
 
     def finish(self) -> None:

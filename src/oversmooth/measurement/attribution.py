@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from oversmooth.measurement.evidence import Running, direction, interval
+from oversmooth.measurement.metric import MetricValues
 from oversmooth.models.hooks.places import NORMS, Place
 from oversmooth.results import Attribution, KindChange, Part
 
@@ -30,7 +30,7 @@ class Chain:
     """One number at every place of the stream: its changes, per place, per kind of sub-block and in all."""
 
     quantity: str
-    _stream: dict[Place, Float[Tensor, " batch"]] = field(default_factory=dict)
+    _stream: dict[Place, MetricValues] = field(default_factory=dict)
     _parts: dict[str, dict[Place, Running]] = field(default_factory=dict)
     _kinds: dict[str, dict[str, Running]] = field(default_factory=dict)
     _totals: dict[str, Running] = field(default_factory=dict)
@@ -38,19 +38,19 @@ class Chain:
     def begin(self) -> None:
         self._stream.clear()
 
-    def add(self, place: Place, values: Float[Tensor, " batch"]) -> None:
-        """The number of every sequence at the next place of the stream; NaN where a sequence has none."""
-        self._stream[place] = values
+    def add(self, place: Place, found: MetricValues) -> None:
+        """The number of every sequence at the next place of the stream."""
+        self._stream[place] = found
 
     def finish(self, labels: Mapping[str, Any]) -> None:
         """Takes over the changes of a batch that is complete; a sequence counts if it has a value at every place."""
         for label in labels:
-            chain = [(place, values) for place, values in self._stream.items() if place.stack == label]
+            chain = [(place, found) for place, found in self._stream.items() if place.stack == label]
             if len(chain) < 2:
                 continue
-            table = torch.stack([values for _, values in chain], 1)
-            complete = table[~table.isnan().any(1)]
-            changes = complete.diff(dim=1)
+            has_all = torch.stack([found.defined for _, found in chain], 1).all(1)
+            complete = torch.stack([found.values for _, found in chain], 1)[has_all].cpu().double().numpy()
+            changes = np.diff(complete, axis=1)
             parts = self._parts.setdefault(label, {})
             for column, (place, _) in enumerate(chain[1:]):
                 parts.setdefault(place, Running()).add(changes[:, column])

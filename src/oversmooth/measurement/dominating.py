@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import torch
-from jaxtyping import Int
+import numpy as np
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from oversmooth.measurement.attribution import PART_OF
 from oversmooth.measurement.evidence import Running
+from oversmooth.measurement.metric import MetricValues
 from oversmooth.measurement.metrics import largest_norm
 from oversmooth.measurement.moments import Moments
 from oversmooth.models.hooks.places import Place
@@ -28,11 +29,36 @@ class _Seen:
     channels: Counter[int] = field(default_factory=Counter)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Largest:
+    """The largest tokens of one batch at one place."""
+
+    place: Place
+    ratios: MetricValues
+    shares: Float[Tensor, " batch"]
+    columns: Int[Tensor, " batch"]
+    channels: Int[Tensor, " batch"]
+    first: int
+    """Position of the first column."""
+    ids: Int[Tensor, "batch token"] | None
+
+    def add_to(self, seen: _Seen) -> None:
+        shares = self.shares.cpu().double().numpy()
+        defined = self.ratios.defined.cpu().numpy() & np.isfinite(shares)
+        positions = self.columns.cpu().numpy()[defined] + self.first
+        seen.ratio.add(self.ratios.values.cpu().double().numpy()[defined])
+        seen.share.add(shares[defined])
+        seen.positions.update(positions.tolist())
+        seen.channels.update(self.channels.cpu().numpy()[defined].tolist())
+        if self.ids is not None:
+            seen.ids.update(self.ids.cpu().numpy()[defined.nonzero()[0], positions].tolist())
+
+
 @dataclass
 class LargestTokens:
     """The largest token of every sequence at every place of the stream."""
 
-    _pending: list[tuple[Place, Tensor, Tensor, list[int], list[int], list[int]]] = field(default_factory=list)
+    _pending: list[_Largest] = field(default_factory=list)
     _seen: dict[Place, _Seen] = field(default_factory=dict)
 
     def begin(self) -> None:
@@ -40,29 +66,15 @@ class LargestTokens:
 
     def see(self, place: Place, moments: Moments, first: int, ids: Int[Tensor, "batch token"] | None) -> None:
         """`first` is the position of the span's first column; `ids` are the tokens that entered the model, if any did."""
-        ratios = largest_norm.on(moments)
-        rows = torch.arange(len(moments.x), device=moments.x.device)
-        token = moments.x[rows, moments.largest].abs()
-        channels = token.argmax(1)
-        shares = token[rows, channels].square() / token.square().sum(1)
-        defined = ratios.defined & shares.isfinite()
-        positions = moments.largest[defined] + first
-        words = (
-            []
-            if ids is None
-            else ids[defined.to(ids.device)].gather(1, positions[:, None].to(ids.device))[:, 0].tolist()
+        channel = moments.largest_token.abs().max(1)
+        shares = channel.values.square() / moments.largest_token.square().sum(1)
+        self._pending.append(
+            _Largest(place, largest_norm.on(moments), shares, moments.largest, channel.indices, first, ids)
         )
-        found = (ratios.values[defined], shares[defined], positions.tolist(), words, channels[defined].tolist())
-        self._pending.append((place, *found))
 
     def finish(self) -> None:
-        for place, ratios, shares, positions, ids, channels in self._pending:
-            seen = self._seen.setdefault(place, _Seen())
-            seen.ratio.add(ratios)
-            seen.share.add(shares)
-            seen.positions.update(positions)
-            seen.ids.update(ids)
-            seen.channels.update(channels)
+        for found in self._pending:
+            found.add_to(self._seen.setdefault(found.place, _Seen()))
 
     def results(self) -> tuple[DominatingToken, ...]:
         """For every stack the place where its largest token is largest."""

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
@@ -42,14 +43,15 @@ class Running:
     mean: float = 0.0
     squares: float = 0.0
 
-    def add(self, numbers: Float[Tensor, " batch"]) -> None:
+    def add(self, given: Float[np.ndarray, " batch"] | Float[Tensor, " batch"]) -> None:
+        """Numbers, or a tensor of them on the CPU."""
+        numbers = np.asarray(given, dtype=np.float64)
         if not len(numbers):
             return
-        numbers = numbers.cpu().double()
-        count, mean = len(numbers), numbers.mean().item()
+        count, mean = len(numbers), float(numbers.mean())
         total = self.count + count
         step = mean - self.mean
-        self.squares += (numbers - mean).square().sum().item() + step**2 * self.count * count / total
+        self.squares += float(np.square(numbers - mean).sum()) + step**2 * self.count * count / total
         self.mean += step * count / total
         self.count = total
 

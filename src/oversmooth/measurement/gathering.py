@@ -1,13 +1,14 @@
 """What is gathered about steps while the model runs: from place to place, over whole blocks, and between any two depths."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from oversmooth.measurement.attribution import PART_OF
+from oversmooth.measurement.metric import MetricValues
 from oversmooth.measurement.moments import Moments
 from oversmooth.measurement.steps import UNDONE, Step, StepMetric, undone_by
 from oversmooth.models.hooks.places import Place
@@ -19,8 +20,8 @@ SUB_BLOCK_PARTS = ("attention", "cross-attention", "feed-forward", "other")
 SPAN_NUMBERS = 2**24
 """Numbers of hidden states that are kept for the distances between depths: 64 MiB, whatever the size of the model."""
 
-Note = Callable[[Place, str, Float[Tensor, " defined"]], None]
-"""Called with the place, the name of a metric and its values that exist."""
+Note = Callable[[Place, str, MetricValues], None]
+"""Called with the place, the name of a metric and its values."""
 
 
 @dataclass
@@ -32,6 +33,8 @@ class StepGatherer:
     _last: tuple[Place, Moments] | None = None
     _entered: Moments | None = None
     _sub_block: tuple[Place, Step] | None = None
+    _workspace: Tensor | None = None
+    """Temporaries of every step are written here: fresh memory costs more than what is computed in it."""
 
     def see(self, place: Place, moments: Moments) -> None:
         """The stream has reached its next place."""
@@ -41,12 +44,11 @@ class StepGatherer:
         before_place, before = self._last
         if place.depth != before_place.depth or place.name == "final_norm":
             self.leave_block()
-        step = Step(before, moments)
+        step = self._step(before, moments)
         self._measure(place, step)
         if PART_OF[place.name] in SUB_BLOCK_PARTS and UNDONE in self.chosen:
             if self._sub_block is not None:
-                values, defined = undone_by(self._sub_block[1], step)
-                self.note(self._sub_block[0], UNDONE.name, values[defined])
+                self.note(self._sub_block[0], UNDONE.name, undone_by(self._sub_block[1], step))
             self._sub_block = (place, step)
         self._last = (place, moments)
 
@@ -56,14 +58,18 @@ class StepGatherer:
             return
         place, moments = self._last
         if place.depth > 0 and moments is not self._entered and place.name != "final_norm":
-            self._measure(Place(place.stack, place.depth, BLOCK), Step(self._entered, moments))
+            self._measure(Place(place.stack, place.depth, BLOCK), self._step(self._entered, moments))
         self._entered = moments
+
+    def _step(self, before: Moments, after: Moments) -> Step:
+        if self._workspace is None:
+            self._workspace = torch.empty_like(after.x)
+        return Step(before, after, self._workspace)
 
     def _measure(self, place: Place, step: Step) -> None:
         for metric in self.chosen:
             if metric is not UNDONE:
-                values, defined = metric.on(step)
-                self.note(place, metric.name, values[defined])
+                self.note(place, metric.name, metric.on(step))
 
 
 @dataclass
@@ -78,9 +84,13 @@ class SpanGatherer:
     sequences: int = 0
     _last: tuple[int, Moments] | None = None
     """The stream where it stands; only what leaves a block is kept."""
-    _states: dict[int, Float[Tensor, "batch few d_model"]] = field(default_factory=dict)
+    _states: Float[Tensor, "batch few depth d_model"] | None = None
+    """Tokens at length one, depth by depth; the memory of one batch serves the next."""
     _kept: Float[Tensor, "batch few"] | None = None
+    _held: tuple[int, ...] = ()
+    """Depths of the batch that have come so far."""
     _order: tuple[int, ...] = ()
+    """Depths of the last batch that is complete."""
     _angles: Tensor | None = None
     _influences: Tensor | None = None
 
@@ -100,31 +110,35 @@ class SpanGatherer:
         columns: slice | Tensor = slice(None)
         if few < span:
             columns = torch.linspace(0, span - 1, few, device=moments.x.device).round().long()
-        self._states[depth] = moments.x[:, columns] * moments.inverse_norms[:, columns, None]
+        shape = (batch, few, self.depths, d_model)
+        if self._states is None or self._states.shape != shape:
+            self._states = moments.x.new_empty(shape)
+        u = self._states[:, :, len(self._held)]
+        torch.mul(moments.x[:, columns], moments.inverse_norms[:, columns, None], out=u)
         self._kept = moments.mask[:, columns]
+        self._held += (depth,)
 
     def finish(self) -> None:
         """Adds the distances of a batch that is complete."""
         self._leave()
-        if len(self._states) < 2 or self._kept is None:
+        if len(self._held) < 2 or self._states is None or self._kept is None:
             return
-        self._order = order = tuple(sorted(self._states))
-        u = torch.stack([self._states[depth] for depth in order], 2)
+        self._order = self._held
+        u = self._states[:, :, : len(self._order)]
         cosines = (u @ u.mT).clamp(-1, 1)
         is_whole = (cosines.diagonal(dim1=2, dim2=3) > 0.5).all(2) & (self._kept > 0)
         weights = is_whole / is_whole.sum(1, keepdim=True)
         usable = (is_whole.sum(1) > 0) & cosines.flatten(1).isfinite().all(1)
-        flat = torch.eye(len(order), dtype=torch.bool, device=u.device)
+        flat = torch.eye(len(self._order), dtype=torch.bool, device=u.device)
         angles = (cosines.acos() / torch.pi).masked_fill(flat, 0)
         for name, values in (("_angles", angles), ("_influences", (1 - cosines).masked_fill(flat, 0))):
             found = torch.einsum("bt,btij->bij", weights, values)[usable].double().sum(0).cpu()
             setattr(self, name, found if getattr(self, name) is None else getattr(self, name) + found)
         self.sequences += int(usable.sum())
         self.tokens = max(self.tokens, u.shape[1])
-        self._states = {}
 
     def begin(self) -> None:
-        self._states, self._last = {}, None
+        self._held, self._last = (), None
 
     def result(self) -> SpanDistances | None:
         if self._angles is None or self._influences is None or not self.sequences:

@@ -12,7 +12,7 @@ from oversmooth.measurement.moments import Moments
 
 @dataclass(frozen=True, eq=False)
 class MetricValues:
-    """One metric on a batch: `values[i]` is a finite number where `defined[i]`, and a meaningless 0 where not."""
+    """One metric on a batch: `values[i]` is a finite number where `defined[i]`, and means nothing where not."""
 
     values: Float[Tensor, " batch"]
     defined: Bool[Tensor, " batch"]
@@ -49,7 +49,7 @@ class Metric:
         """The values of this metric, from sums that other metrics may have asked for already."""
         raw = self.function(moments)
         defined = raw.isfinite() & moments.is_finite
-        return MetricValues(raw.to(moments.x.dtype).masked_fill(~defined, 0), defined)
+        return MetricValues(raw.to(moments.dtype).masked_fill(~defined, 0), defined)
 
 
 METRICS: dict[str, Metric] = {}

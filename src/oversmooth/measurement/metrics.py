@@ -43,9 +43,8 @@ def cosine(moments: Moments) -> Float[Tensor, " batch"]:
     Signed, at least -1/(n-1). Invariant to scaling each token by a positive factor, to rotating d_model and to token
     order. A pair with a zero token counts as cosine 0; without two nonzero tokens there is no angle and no value.
     """
-    nonzero = (moments.norms > 0).sum(1)
-    mean = (moments.unit_sum.square().sum(-1) - nonzero) / (moments.n * (moments.n - 1))
-    return mean.clamp(-1, 1).masked_fill(nonzero < 2, torch.nan)
+    mean = (moments.unit_sum.square().sum(-1) - moments.nonzero) / (moments.n * (moments.n - 1))
+    return mean.clamp(-1, 1).masked_fill(moments.nonzero < 2, torch.nan)
 
 
 @metric("mean over all i, j of |x_i . x_j| / (|x_i| |x_j|)", smoothed=1.0, missing_when=_NO_PAIR)
@@ -57,7 +56,7 @@ def cosine_abs(moments: Moments) -> Float[Tensor, " batch"]:
     """
     directions = in_float64(moments.x) * in_float64(moments.inverse_norms[..., None])
     mean = (directions @ directions.mT).abs().sum((1, 2)).to(moments.x.device, moments.x.dtype) / moments.n.square()
-    return mean.clamp(max=1).masked_fill((moments.norms > 0).sum(1) < 2, torch.nan)
+    return mean.clamp(max=1).masked_fill(moments.nonzero < 2, torch.nan)
 
 
 @metric("norm_F(HC(X)) / norm_F(LC(X))", smoothed=0.0, missing_when="the mean of the tokens is zero", scales=True)
@@ -90,8 +89,8 @@ def log_hfc_lfc_unit(moments: Moments) -> Float[Tensor, " batch"]:
     large. Invariant like `cosine`. Has no value where all tokens are parallel (log 0).
     """
     hfc_squared, lfc_squared = moments.unit_hfc_squared, moments.unit_lfc_squared
-    is_rounding = lfc_squared <= (4 * torch.finfo(moments.x.dtype).eps) ** 2 * hfc_squared
-    is_rounding |= (moments.norms > 0).sum(1) < 2
+    is_rounding = lfc_squared <= (4 * torch.finfo(moments.dtype).eps) ** 2 * hfc_squared
+    is_rounding |= moments.nonzero < 2
     return (hfc_squared.log() - lfc_squared.masked_fill(is_rounding, torch.nan).log()) / 2
 
 

@@ -76,6 +76,11 @@ class Moments:
         rows = slice(-before % step, None, step)
         return Moments(self.h[rows], self.keep[rows], self.x[rows], self.mask[rows], self.n[rows])
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What sums are taken in."""
+        return self.norms.dtype
+
     @cached_property
     def norms(self) -> Float[Tensor, "batch span"]:
         """Euclidean norm of each token."""
@@ -92,9 +97,26 @@ class Moments:
         return torch.where(self.norms == 0, 0.0, 1 / self.norms)
 
     @cached_property
+    def nonzero(self) -> Int[Tensor, " batch"]:
+        """Number of tokens that are not zero."""
+        return (self.norms > 0).sum(1)
+
+    @cached_property
+    def sums(self) -> tuple[Float[Tensor, "batch d_model"], ...]:
+        """Sums of the tokens, of those at length one and of all but the largest, and the largest: one walk through `x`."""
+        is_largest = torch.zeros_like(self.mask).scatter_(1, self.largest[:, None], 1)
+        weights = torch.stack((self.mask, self.inverse_norms, self.mask - is_largest, is_largest), 1)
+        return weighted_sums(self.x, weights).unbind(1)
+
+    @cached_property
     def mean(self) -> Float[Tensor, "batch d_model"]:
         """Mean m of the kept tokens."""
-        return self.x.sum(1) / self.n[:, None]
+        return self.sums[0] / self.n[:, None]
+
+    @cached_property
+    def mean_squared(self) -> Float[Tensor, " batch"]:
+        """|m|^2."""
+        return self.mean.square().sum(-1)
 
     @cached_property
     def centred(self) -> Float[Tensor, "batch span d_model"]:
@@ -111,7 +133,7 @@ class Moments:
         and nearly exact, so the floor is computed and taken off.
         """
         total = self.norms.square().sum(1)
-        difference = total - self.n * self.mean.square().sum(-1)
+        difference = total - self.n * self.mean_squared
         if bool((difference >= CLEARLY * total).all()):
             return difference
         floor = self.centred.sum(1).square().sum(-1) / self.n
@@ -120,8 +142,8 @@ class Moments:
     @cached_property
     def lfc_squared(self) -> Float[Tensor, " batch"]:
         """LFC^2 = n |m|^2, and NaN where it is only the rounding error of a mean that is zero (LFC <= 4 eps HFC)."""
-        lfc_squared = self.n * self.mean.square().sum(-1)
-        is_rounding = lfc_squared <= (4 * torch.finfo(self.x.dtype).eps) ** 2 * self.hfc_squared
+        lfc_squared = self.n * self.mean_squared
+        is_rounding = lfc_squared <= (4 * torch.finfo(self.dtype).eps) ** 2 * self.hfc_squared
         return lfc_squared.masked_fill(is_rounding, torch.nan)
 
     @cached_property
@@ -132,14 +154,13 @@ class Moments:
     @cached_property
     def unit_sum(self) -> Float[Tensor, "batch d_model"]:
         """Sum of the tokens of length one."""
-        return weighted_sum(self.x, self.inverse_norms)
+        return self.sums[1]
 
     @cached_property
     def unit_hfc_squared(self) -> Float[Tensor, " batch"]:
         """HFC^2 of the tokens of length one; accurate however parallel they are, as `hfc_squared` is."""
-        nonzero = (self.norms > 0).sum(1)
-        difference = nonzero - self.unit_lfc_squared
-        if bool((difference >= CLEARLY * nonzero).all()):
+        difference = self.nonzero - self.unit_lfc_squared
+        if bool((difference >= CLEARLY * self.nonzero).all()):
             return difference
         centred = torch.addcmul(self.unit, self.mask[..., None], (self.unit_sum / self.n[:, None])[:, None], value=-1)
         floor = centred.sum(1).square().sum(-1) / self.n
@@ -156,17 +177,14 @@ class Moments:
         return self.norms.argmax(1)
 
     @cached_property
+    def largest_token(self) -> Float[Tensor, "batch d_model"]:
+        """The token of the largest norm; NaN where a sequence is not finite."""
+        return self.sums[3]
+
+    @cached_property
     def without_largest(self) -> "Moments":
         """The same sequences without their largest token, which alone may carry HFC, LFC and all that scales with them."""
-        rows = torch.arange(len(self.x), device=self.x.device)
-        x, mask, norms = self.x.clone(), self.mask.clone(), self.norms.clone()
-        x[rows, self.largest], mask[rows, self.largest], norms[rows, self.largest] = 0, 0, 0
-        others = Moments(self.h, self.keep, x, mask, self.n - 1)
-        others.__dict__["norms"] = norms
-        if "gram" in self.__dict__ and x.shape[1] <= x.shape[2]:
-            kept = (mask[:, :, None] * mask[:, None]).to(self.gram.device).bool()
-            others.__dict__["gram"] = self.gram.masked_fill(~kept, 0)
-        return others
+        return WithoutLargest.of_whole(self)
 
     @cached_property
     def gram(self) -> Float[Tensor, "batch small small"]:
@@ -188,14 +206,47 @@ class Moments:
         )
 
 
-def weighted_sum(
-    x: Float[Tensor, "batch span d_model"], weights: Float[Tensor, "batch span"]
-) -> Float[Tensor, "batch d_model"]:
-    """`sum_i w_i x_i`: a matrix product on the CPU, which needs no temporary, unless the user lets those be rounded."""
+class WithoutLargest(Moments):
+    """Sequences without their largest token; their sums come from the whole, and tokens are copied only if asked for."""
+
+    whole: Moments
+
+    @classmethod
+    def of_whole(cls, whole: Moments) -> "WithoutLargest":
+        column = whole.largest[:, None]
+        found = object.__new__(cls)
+        others = {"whole": whole, "h": whole.h, "keep": whole.keep, "n": whole.n - 1}
+        others |= {"mask": whole.mask.scatter(1, column, 0), "norms": whole.norms.scatter(1, column, 0)}
+        if bool(whole.is_finite.all()):  # else a sum over all tokens holds 0 times infinity
+            others["mean"] = whole.sums[2] / others["n"][:, None]
+        found.__dict__.update(others)
+        return found
+
+    @cached_property
+    def x(self) -> Float[Tensor, "batch span d_model"]:  # type: ignore[override]
+        """Zeros in place of the largest token."""
+        column = self.whole.largest[:, None, None].expand(-1, -1, self.whole.x.shape[2])
+        return self.whole.x.scatter(1, column, 0)
+
+    @cached_property
+    def gram(self) -> Float[Tensor, "batch small small"]:
+        """That of the whole without a row and a column, where it is of tokens."""
+        if self.whole.x.shape[1] > self.whole.x.shape[2]:
+            x = in_float64(self.x)
+            return x.mT @ x
+        kept = self.mask.to(self.whole.gram.device).bool()
+        return self.whole.gram.masked_fill(~(kept[:, :, None] & kept[:, None]), 0)
+
+
+def weighted_sums(
+    x: Float[Tensor, "batch span d_model"], weights: Float[Tensor, "batch sum span"]
+) -> Float[Tensor, "batch sum d_model"]:
+    """`sum_i w_i x_i` for several weights: a matrix product on the CPU, which needs no temporary, unless the user lets
+    those be rounded."""
     if x.device.type != "cpu" or torch.get_float32_matmul_precision() != "highest":
-        return (x * weights[..., None]).sum(1)
+        return torch.stack([(x * part[..., None]).sum(1) for part in weights.unbind(1)], 1)
     with torch.autocast("cpu", enabled=False):
-        return (weights[:, None] @ x)[:, 0]
+        return weights @ x
 
 
 def in_float64(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -4,7 +4,7 @@ Metrics are computed inside the hooks and only per-sequence numbers survive a ba
 the forward pass; of the stream, a place and the sub-block before it are held where metrics of steps are asked for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +36,15 @@ LEAST_WITHOUT = 3
 """Tokens that a sequence needs for numbers without its largest one."""
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Noted:
+    """Numbers of one batch on their way to the sums that they belong to."""
+
+    sums: dict[tuple[Place, str], Running]
+    key: tuple[Place, str]
+    found: MetricValues
+
+
 @dataclass
 class MeasurementObserver:
     """Everything one measurement accumulates."""
@@ -58,9 +67,7 @@ class MeasurementObserver:
     _keep: dict[str, tuple[Bool[Tensor, "batch token"], Bool[Tensor, " batch"]]] = field(default_factory=dict)
     _kept: dict[str, Kept | None] = field(default_factory=dict)
     """What is measured of each stack; `None` where no sequence keeps two tokens."""
-    _pending: list[tuple[dict[tuple[Place, str], Running], Place, str, Float[Tensor, " defined"]]] = field(
-        default_factory=list
-    )
+    _pending: list[_Noted] = field(default_factory=list)
     _steps: dict[str, StepGatherer] = field(default_factory=dict)
     _spans: dict[str, SpanGatherer] = field(default_factory=dict)
 
@@ -124,20 +131,21 @@ class MeasurementObserver:
         for metric in self.chosen.states:
             sums = few if metric.is_costly else moments
             if not len(sums.n):
-                self._note(place, metric.name, sums.norms.sum(1))
+                self._note(place, metric.name, MetricValues(sums.norms.sum(1), sums.is_finite))
                 continue
-            found = _valued(metric, sums)
-            self._note(place, metric.name, found.values[found.defined])
-            if metric.scales and bool((sums.n >= LEAST_WITHOUT).any()):
+            self._note(place, metric.name, _valued(metric, sums))
+            if not metric.scales:
+                continue
+            has_enough = sums.n >= LEAST_WITHOUT
+            if bool(has_enough.any()):
                 found = _valued(metric, sums.without_largest)
-                has_enough = found.defined & (sums.n >= LEAST_WITHOUT)
-                self._pending.append((self._without, place, metric.name, found.values[has_enough]))
+                found = MetricValues(found.values, found.defined & has_enough)
+                self._pending.append(_Noted(self._without, (place, metric.name), found))
 
     def _follow(self, place: Place, moments: Moments, kept: Kept) -> None:
         """The stream has reached its next place."""
         for chain, metric in ((self.chain, log_hfc_lfc), (self.unit_chain, log_hfc_lfc_unit)):
-            found = metric.on(moments)
-            chain.add(place, found.values.cpu().double().masked_fill(~found.defined.cpu(), torch.nan))
+            chain.add(place, metric.on(moments))
         ids = self._inputs.get(TEXT)
         keep, has_two = self._keep[place.stack]
         if ids is not None:
@@ -146,11 +154,13 @@ class MeasurementObserver:
         if self.chosen.steps:
             self._steps.setdefault(place.stack, StepGatherer(self.chosen.steps, self._note)).see(place, moments)
         if self.chosen.has_spans and place.name != "final_norm":
-            depths = max(depth for passes in self.stacks[place.stack].passes for depth in passes) + 2
+            stack = self.stacks[place.stack]
+            # Of hybrids the last block may have no attention and no pass of its own; its end is seen all the same.
+            depths = max(stack.names.blocks_in_model + 1, *(depth + 2 for passes in stack.passes for depth in passes))
             self._spans.setdefault(place.stack, SpanGatherer(place.stack, depths)).see(place.depth, moments)
 
-    def _note(self, place: Place, metric: str, values: Float[Tensor, " defined"]) -> None:
-        self._pending.append((self._sums, place, metric, values))
+    def _note(self, place: Place, metric: str, found: MetricValues) -> None:
+        self._pending.append(_Noted(self._sums, (place, metric), found))
 
     def finish(self) -> Bool[Tensor, "batch token"]:
         with unwatched() if self.chosen.attention else nullcontext():
@@ -161,8 +171,7 @@ class MeasurementObserver:
     def _finish(self) -> None:
         for steps in self._steps.values():
             steps.leave_block()
-        for sums, place, metric, values in self._pending:
-            sums.setdefault((place, metric), Running()).add(values)
+        _add(self._pending)
         for chain in (self.chain, self.unit_chain):
             chain.finish(self._keep)
         for spans in self._spans.values():
@@ -201,6 +210,19 @@ class MeasurementObserver:
 
     def spans(self) -> tuple[SpanDistances, ...]:
         return tuple(found for gatherer in self._spans.values() if (found := gatherer.result()) is not None)
+
+
+def _add(pending: Sequence[_Noted]) -> None:
+    """Adds what a batch gave; numbers of as many sequences on one device are moved and converted together."""
+    alike: dict[tuple[int, torch.device], list[_Noted]] = {}
+    for noted in pending:
+        noted.sums.setdefault(noted.key, Running())
+        alike.setdefault((len(noted.found.values), noted.found.values.device), []).append(noted)
+    for group in alike.values():
+        values = torch.stack([noted.found.values.double() for noted in group]).cpu().numpy()
+        defined = torch.stack([noted.found.defined for noted in group]).cpu().numpy()
+        for noted, numbers, are_defined in zip(group, values, defined, strict=True):
+            noted.sums[noted.key].add(numbers[are_defined])
 
 
 def _valued(metric: Metric, moments: Moments) -> MetricValues:

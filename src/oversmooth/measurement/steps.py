@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from oversmooth.measurement.metric import MetricValues
 from oversmooth.measurement.moments import Moments
 
 PerSequence = Float[Tensor, " batch"]
@@ -33,19 +34,20 @@ class Step:
 
     before: Moments
     after: Moments
+    workspace: Float[Tensor, "batch span d_model"] | None = None
+    """Where temporaries may be written, so that no memory has to be found for each."""
 
     @cached_property
     def is_angular(self) -> Tensor:
         """Whether every kept token of a sequence is nonzero and finite at both ends, so that each has an angle."""
-        nonzero = [
-            ((moments.norms > 0).sum(1) == moments.n) & moments.is_finite for moments in (self.before, self.after)
-        ]
+        nonzero = [(moments.nonzero == moments.n) & moments.is_finite for moments in (self.before, self.after)]
         return nonzero[0] & nonzero[1]
 
     @cached_property
     def turn(self) -> Float[Tensor, "batch span d_model"]:
         """u'_i - u_i, zeros at dropped positions."""
-        return self.after.unit - self.before.unit
+        after = self.after.x * self.after.inverse_norms[..., None]
+        return after.addcmul_(self.before.x, self.before.inverse_norms[..., None], value=-1)
 
     @cached_property
     def turns_squared(self) -> Float[Tensor, "batch span"]:
@@ -64,7 +66,7 @@ class Step:
     @cached_property
     def added_norms(self) -> Float[Tensor, "batch span"]:
         """|f_i|, f_i = x'_i - x_i."""
-        return torch.linalg.vector_norm(self.after.x - self.before.x, dim=-1)
+        return torch.linalg.vector_norm(torch.sub(self.after.x, self.before.x, out=self.workspace), dim=-1)
 
     @cached_property
     def sizes(self) -> Float[Tensor, "batch span"]:
@@ -111,11 +113,10 @@ class StepMetric:
     missing_when: str = ""
     needs_angles: bool = True
 
-    def on(self, step: Step) -> tuple[Tensor, Tensor]:
-        """Values and which of them exist."""
+    def on(self, step: Step) -> MetricValues:
         raw = self.function(step)
         is_usable = step.is_angular if self.needs_angles else step.before.is_finite & step.after.is_finite
-        return raw, raw.isfinite() & is_usable
+        return MetricValues(raw, raw.isfinite() & is_usable)
 
 
 STEP_METRICS: dict[str, StepMetric] = {}
@@ -197,7 +198,8 @@ UNDONE = StepMetric(
 STEP_METRICS[UNDONE.name] = UNDONE
 
 
-def undone_by(first: Step, second: Step) -> tuple[Tensor, Tensor]:
+def undone_by(first: Step, second: Step) -> MetricValues:
     """Which share of a step the next one takes back: 1 if all of it, 0 if none, below 0 where it goes on the same way."""
-    raw = -torch.linalg.vecdot(first.turn.flatten(1), second.turn.flatten(1)) / first.turns_squared.sum(1)
-    return raw, raw.isfinite() & first.is_angular & second.is_angular
+    together = torch.mul(first.turn, second.turn, out=second.workspace).flatten(1).sum(1)
+    raw = -together / first.turns_squared.sum(1)
+    return MetricValues(raw, raw.isfinite() & first.is_angular & second.is_angular)

@@ -64,7 +64,7 @@ class CrossEntropy:
         self.total += sums.sum().item()
         self.counted += int(counts.sum())
         self.correct += int(((logits.argmax(-1) == answers) & asked).sum())
-        self.by_sequence.add((sums / counts.clamp(min=1))[counts > 0])
+        self.by_sequence.add((sums / counts.clamp(min=1))[counts > 0].cpu())
 
     def result(self, original: Judge | None) -> Loss:
         loss = self.total / max(self.counted, 1)

@@ -27,9 +27,9 @@ def step(before, after, keep=None):
 
 
 def value(name, before, after):
-    raw, defined = STEP_METRICS[name].on(step(before, after))
-    assert defined.all()
-    return raw
+    found = STEP_METRICS[name].on(step(before, after))
+    assert found.defined.all()
+    return found.values
 
 
 # --- independent references: one sequence, numpy, token by token -----------------------------------------------------
@@ -91,9 +91,9 @@ def test_a_metric_of_steps_equals_its_reference_whatever_stands_at_dropped_posit
     keep[1, :n] = True
     expected = [REFERENCES[name](x[m].numpy(), y[m].numpy()) for x, y, m in zip(before, after, keep, strict=True)]
     spoilt = [h.masked_fill(~keep[..., None], math.nan) for h in (before, after)]
-    raw, defined = STEP_METRICS[name].on(step(*spoilt, keep))
-    assert defined.all()
-    torch.testing.assert_close(raw, torch.tensor(expected, dtype=raw.dtype), rtol=1e-8, atol=1e-9)
+    found = STEP_METRICS[name].on(step(*spoilt, keep))
+    assert found.defined.all()
+    torch.testing.assert_close(found.values, torch.tensor(expected, dtype=torch.float64), rtol=1e-8, atol=1e-9)
 
 
 @BOUNDED
@@ -155,9 +155,9 @@ def test_small_influences_are_not_what_rounding_leaves():
 def test_a_step_that_the_next_one_takes_back_is_undone_and_one_that_goes_on_is_not():
     x = tokens(2, 5, 4)
     y = x + 0.1 * tokens(2, 5, 4, seed=1)
-    back, _ = undone_by(step(x, y), step(y, x))
+    back = undone_by(step(x, y), step(y, x)).values
     torch.testing.assert_close(back, torch.ones(2).double())
-    again, _ = undone_by(step(x, y), step(x, y))
+    again = undone_by(step(x, y), step(x, y)).values
     torch.testing.assert_close(again, -torch.ones(2).double())
 
 
@@ -165,14 +165,14 @@ def test_what_is_undone_follows_from_the_influence_of_both_steps_together():
     x, y, z = (tokens(2, 5, 4, seed=seed) for seed in range(3))
     both = value("influence", x, z)
     first, second = value("influence", x, y), value("influence", y, z)
-    found, _ = undone_by(step(x, y), step(y, z))
+    found = undone_by(step(x, y), step(y, z)).values
     torch.testing.assert_close(found, (first + second - both) / (2 * first))
 
 
 def test_a_zero_token_has_no_angle_and_its_sequence_no_value():
     x = tokens(2, 4, 3)
     x[0, 1] = 0
-    _, defined = STEP_METRICS["influence"].on(step(x, tokens(2, 4, 3, seed=1)))
+    defined = STEP_METRICS["influence"].on(step(x, tokens(2, 4, 3, seed=1))).defined
     assert defined.tolist() == [False, True]
 
 

@@ -83,13 +83,14 @@ class AttentionMaps:
     ) -> Float[Tensor, "head kept kept"]:
         """Probabilities between the kept tokens of one sequence; raises `NoAttentionMaps` unless rows sum to one."""
         kept, tolerance = self._kept(sequence, keep, dtype)
-        worst = (kept.sum(-1) - 1).abs().max().item()
+        sums = kept.sum(-1, keepdim=True)
+        worst = (sums - 1).abs().max().item()
         if not worst <= tolerance:  # also where it is NaN
             reason = f"rows that do not sum to one over the tokens that count (off by {worst:.2g})"
             raise NoAttentionMaps(
                 self.layer, reason, "Sinks, dropout and padding that is not masked break the theory: it needs row sums."
             )
-        return kept / kept.sum(-1, keepdim=True)
+        return kept / sums
 
     def _kept(
         self, sequence: int, keep: Bool[Tensor, " token"], dtype: torch.dtype
