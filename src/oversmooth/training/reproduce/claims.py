@@ -118,11 +118,12 @@ CLAIMS = (
         name="skip",
         written=WRITTEN,
         statement="Without the skip connection everything smooths.",
-        protocol="The same layers with the skip taken out of the operator, a theorem that is only checked; and forward "
-        "passes of the real models with the skips around attention, or around both sub-blocks, taken out: last cosine.",
-        unit="a pretrained model",
-        confirmed_if="it cannot be: without skips it is a theorem, which can only be checked",
-        refuted_if="a layer sharpens or stays neutral at measured attention, which would be an error of ours",
+        protocol="The same layers with the skip taken out of the operator: for one head a theorem that is only checked; "
+        "several heads can leave it where their maps cancel in what tokens share. And forward passes of the real models "
+        "with the skips around attention, or around both sub-blocks, taken out: last cosine.",
+        unit="a layer",
+        confirmed_if="it cannot be, only checked: that every layer smooths, as a theorem says of one head",
+        refuted_if="a layer of several heads sharpens or stays neutral at measured attention",
         does_not_show="how a model behaves that was trained without skips: taking them out leaves one that nobody trained.",
         cost=_SHORT,
         commands=_SURVEY,

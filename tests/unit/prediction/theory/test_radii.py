@@ -128,6 +128,18 @@ def test_without_a_skip_connection_one_head_always_smooths(operator):
     assert verdict.regime == "smoothing"
 
 
+def test_without_a_skip_connection_heads_that_cancel_sharpen():
+    """What the theorem says of one head does not hold of two: what tokens share goes, what differs stays."""
+    source = generator(0)
+    w_v, w_o = normal(source, 1, 3, 4), normal(source, 4, 1, 3)
+    path = ValuePath(w_v=w_v.expand(2, -1, -1), w_o=torch.cat([w_o, -w_o], dim=1))
+    operator = LayerOperator(path=path, attention=random_attention(source, 2, 5), skip=0.0)
+    verdict = asymptotics(operator)
+    assert verdict.dc.value == pytest.approx(0.0, abs=1e-9)
+    assert verdict.ac.value > 0.1
+    assert verdict.regime == "sharpening"
+
+
 @every_time
 @given(seeds, st.integers(2, 5), st.integers(2, 6))
 def test_the_sign_of_h_decides_for_one_head_whatever_the_attention(seed, tokens, d_model):
