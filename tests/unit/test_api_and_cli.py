@@ -10,6 +10,8 @@ import oversmooth as osm
 from oversmooth.commands.app import app
 from oversmooth.data.reading import Reading, ReadingOptions
 from oversmooth.measurement.metrics import DEFAULT_METRICS
+from oversmooth.models.hooks.removal import PARTS
+from oversmooth.worth.edit_curve import STRENGTHS
 
 COMMANDS = typer.main.get_command(app).commands
 PAIRS = {
@@ -21,7 +23,10 @@ PAIRS = {
     "report": osm.analyze,
     "gate": osm.gate,
     "edit": osm.edit,
+    "edit-curve": osm.edit_curve,
     "loss": osm.task_loss,
+    "ablate": osm.ablate,
+    "prune": osm.prune,
     "survey": osm.survey,
 }
 """Each verb, and the function that does the same."""
@@ -32,13 +37,15 @@ ONLY_COMMAND = {
         ("json", "csv", "parquet", "output", "format", "save", "figures", "tables", "junit", "github", "page"), OUTPUT
     ),
     "run": "the page of a run, not of a model",
-    **dict.fromkeys(("max_cosine", "min_effective_rank_share", "max_loss_increase", "rule"), "one entry of `rules`"),
+    **dict.fromkeys(("max_cosine", "min_effective_rank_share", "rule"), "one entry of `rules`"),
     **dict.fromkeys(("sharpen", "smooth"), "a word for an `interval`"),
     "lengths": "`measure_lengths`, with `predicts` for `predict`",
     "loss": "`edit_curve` at that one strength",
 }
-ONLY_COMMAND_OF = {"edit": {"data", *ReadingOptions.__annotations__}}
-"""What `edit --loss` runs the model on; the function runs no model."""
+ONLY_COMMAND_OF = {
+    "edit": {"data", *ReadingOptions.__annotations__},  # what `edit --loss` runs the model on; the function runs none
+    "gate": {"max_loss_increase"},  # one entry of `rules`
+}
 ONLY_FUNCTION = {
     **dict.fromkeys(("arch", "inputs"), "an object of Python"),
     **dict.fromkeys(("progress", "stage"), "a function of Python; the command line shows bars"),
@@ -57,6 +64,8 @@ DEFAULTS = {
     ("measure", "metrics"): DEFAULT_METRICS,
     ("predict", "what_if"): (),
     ("gate", "tolerance"): 0.02,
+    ("edit-curve", "strengths"): STRENGTHS,  # a list is one word with commas there
+    ("ablate", "parts"): PARTS,
 }
 """Defaults that the command line leaves to the function, so that a file or a table can give another."""
 REQUIRED = inspect.Parameter.empty
@@ -101,6 +110,12 @@ def test_every_exception_is_still_needed():
     assert set(ONLY_COMMAND) <= options
     assert set(ONLY_FUNCTION) <= parameters
     assert all(name in of_command(verb) for verb, name in (*RENAMED, *SHOWN, *DEFAULTS))
+    assert all(names <= set(of_command(verb)) for verb, names in ONLY_COMMAND_OF.items())
+
+
+def test_lists_of_the_command_line_hold_the_same_words():
+    assert of_command("ablate")["parts"] == ",".join(PARTS)
+    assert tuple(float(word) for word in of_command("edit-curve")["strengths"].split(",")) == STRENGTHS
 
 
 def test_keywords_about_data_are_those_of_reading():

@@ -10,6 +10,7 @@ from oversmooth.commands import completion
 from oversmooth.commands.completion import VALUES
 from oversmooth.measurement.selection import GROUPS, known_metrics
 from oversmooth.models.hooks.places import PLACES
+from oversmooth.models.hooks.removal import PARTS
 from oversmooth.models.task_heads import TASKS as LOSS_TASKS
 from oversmooth.prediction.theory.what_if import WHAT_IFS
 from oversmooth.training.recipes.language.superglue.job import SETTINGS
@@ -25,6 +26,7 @@ TABLES = {
     "loss_task": tuple(LOSS_TASKS),
     "metric": ("all", *GROUPS, *known_metrics()),
     "place": ("all", "stream", "norms", "branches", *PLACES),
+    "part": PARTS,
     "prune_by": BY,
     "setting": tuple(SETTINGS),
     "task": ("superglue", *TASKS),

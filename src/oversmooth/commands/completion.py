@@ -37,6 +37,7 @@ VALUES: dict[str, tuple[str, ...]] = {
         *("influence_shared", "influence_differing", "undone"),
         *("attention_entropy", "effective_tokens", "sink_rate", "attention_rank"),
     ),
+    "part": ("attention", "feed-forward", "block"),
     "place": (
         *("all", "stream", "norms", "branches"),
         *("embedding", "other_sum", "attn_sum", "cross_sum", "ffn_sum", "final_norm", "attn_norm", "cross_norm"),

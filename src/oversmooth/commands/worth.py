@@ -60,6 +60,12 @@ def ablate(
     target: TargetArgument = None,
     data: DataOption = None,
     task: LossTask = None,
+    parts: Annotated[
+        str, typer.Option(help="What is removed, with commas.", autocompletion=completion.values("part"))
+    ] = "attention,feed-forward,block",
+    theory: Annotated[
+        bool, typer.Option(help="Also show the tendency of the weights and the rungs, for one more pass.")
+    ] = True,
     device: Device = None,
     json: Json = False,
     csv: CsvFile = None,
@@ -77,6 +83,8 @@ def ablate(
             target or embedded_default(),
             data,
             task=task,
+            parts=parts.split(","),
+            theory=theory,
             device=device,
             trust_remote_code=trust_remote_code,
             progress=progress,

@@ -39,7 +39,7 @@ class Finding:
 def findings(measurement: Measurement) -> tuple[Finding, ...]:
     """Everything that stands out, or one sentence that nothing does."""
     found = [
-        Finding(text=text, section="attribution", title="Who smooths?")
+        Finding(text=text, section="attribution", title=measurement.attribution_title)
         for attribution in measurement.shown_attributions
         for text in _of_stack(attribution)
     ]

@@ -245,6 +245,11 @@ class Measurement(SavedResult):
         """What headlines speak of: tokens at unit length, or as they are in a result of an older version."""
         return self.unit_attributions or self.attributions
 
+    @property
+    def attribution_title(self) -> str:
+        """The heading of what `shown_attributions` say."""
+        return "Who smooths, at unit length?" if self.unit_attributions else "Who smooths?"
+
     def plot(self, metric: str = "cosine") -> "matplotlib.figure.Figure":
         """A figure of the metric over depth with bands of one standard error (needs matplotlib)."""
         from oversmooth.output.figures import curve_figure

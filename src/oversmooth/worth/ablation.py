@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from oversmooth.data.batches import Batch, run_checked
 from oversmooth.data.reading import Reading, ReadingOptions
-from oversmooth.errors import CannotControl, OversmoothError
+from oversmooth.errors import CannotControl, OversmoothError, UnknownName
 from oversmooth.measurement.gathering import BLOCK
 from oversmooth.measurement.observer import MeasurementObserver
 from oversmooth.measurement.passes import LiveModel, Seen
@@ -53,11 +53,15 @@ def ablate(
 ) -> Ablation:
     """Removes each part of each block in turn, in one loaded model, and says what that costs beside cheap numbers.
 
-    The loss is that of `task_loss`; of an embedding model, how well its own pairwise similarities are kept. Blocks before
-    the removed part are not computed again, nor is its own where only its feed-forward or all of it goes: L blocks take
-    1.5 L + 0.5 passes. With `theory`, the tendency of the weights and the rungs of `predict`, which is one more pass, are
-    among the cheap numbers. Shared layers are removed at all depths at once.
+    `parts` are some of `attention`, `feed-forward` and `block`. The loss is that of `task_loss`; of an embedding model, how
+    well its own pairwise similarities are kept. Blocks before the removed part are not computed again, nor is its own where
+    only its feed-forward or all of it goes: L blocks take 1.5 L + 0.5 passes. With `theory`, the tendency of the weights and
+    the rungs of `predict`, which is one more pass, are among the cheap numbers. Shared layers are removed at all depths at
+    once.
     """
+    for part in parts:
+        if part not in PARTS:
+            raise UnknownName("part", part, PARTS)
     how = Reading(**reading)
     given = data if data is None or isinstance(data, str) else list(data)
     live, task = open_judged(target, given, task, "ablate", how, device=device, trust_remote_code=trust_remote_code)

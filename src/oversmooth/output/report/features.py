@@ -191,7 +191,7 @@ def attribution_section(measurement: Measurement) -> Section:
     ]
     return Section(
         id="attribution",
-        title="Who smooths?",
+        title=measurement.attribution_title,
         lead=(
             "The change of log(HFC/LFC) of tokens at unit length across each sub-block, measured on the residual stream. The "
             "parts add up exactly to the change from embedding to output, and no single large token decides them. The "
