@@ -213,17 +213,17 @@ class WithoutLargest(Moments):
 
     @classmethod
     def of_whole(cls, whole: Moments) -> "WithoutLargest":
-        column = whole.largest[:, None]
-        found = object.__new__(cls)
-        others = {"whole": whole, "h": whole.h, "keep": whole.keep, "n": whole.n - 1}
+        column, n = whole.largest[:, None], whole.n - 1
+        others: dict[str, object] = {"whole": whole, "h": whole.h, "keep": whole.keep, "n": n}
         others |= {"mask": whole.mask.scatter(1, column, 0), "norms": whole.norms.scatter(1, column, 0)}
         if bool(whole.is_finite.all()):  # else a sum over all tokens holds 0 times infinity
-            others["mean"] = whole.sums[2] / others["n"][:, None]
+            others["mean"] = whole.sums[2] / n[:, None]
+        found = object.__new__(cls)
         found.__dict__.update(others)
         return found
 
     @cached_property
-    def x(self) -> Float[Tensor, "batch span d_model"]:  # type: ignore[override]
+    def x(self) -> Float[Tensor, "batch span d_model"]:
         """Zeros in place of the largest token."""
         column = self.whole.largest[:, None, None].expand(-1, -1, self.whole.x.shape[2])
         return self.whole.x.scatter(1, column, 0)
