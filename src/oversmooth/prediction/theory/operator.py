@@ -160,7 +160,11 @@ class AttentionFacts:
 
     @cached_property
     def is_causal(self) -> bool:
-        return self.attention.shape[-1] > 1 and not bool(torch.triu(self.attention, diagonal=1).any())
+        if self.attention.shape[-1] < 2 or bool(
+            self.attention[:, 0, 1:].any()
+        ):  # what the first token sees says no at once
+            return False
+        return not bool(torch.triu(self.attention, diagonal=1).any())
 
     @cached_property
     def diagonals(self) -> Float[Tensor, "token head"]:

@@ -10,7 +10,9 @@ basis, `Q^T A_h Q` stands for `A_h`, and Arnoldi in that space costs a fraction 
     widen      where it is too large, Q takes the patterns of the residual in, and the problem is solved again
 
 An answer is accepted by the same residual as one from Arnoldi on the layer itself. Where it does not become small, the
-vector found is where Arnoldi begins.
+vector found is where Arnoldi begins. Attention that looks at neighbours only is not carried into few patterns: there the
+first residual is large, and Arnoldi begins anywhere, because a direction that is nearly an eigenvector would hide a larger
+eigenvalue of a few tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,6 +36,8 @@ WIDENED_BY = 24
 ROUNDS = 4
 """Times the problem is solved in the space at most, as long as each halves the residual; then Arnoldi goes on with the
 layer itself."""
+FAR = 0.05
+"""Residual, relative to the modulus, of a first answer that says nothing about the layer itself."""
 WIDEST = 0.25
 """Share of all patterns beyond which the space is not widened any more: attention like this needs every pattern."""
 GENERIC_PART = 1e-2
@@ -103,15 +107,16 @@ class TokenSpace:
                 for k, item in zip(pending, found, strict=True)
             ]
             new = dict(zip(pending, (answer for answer, _ in checked), strict=True))
-            answers = [new.get(k) or answers[k] for k in range(len(wanted))]
+            answers = [_nearer(new.get(k), answers[k] if answers else None) for k in range(len(wanted))]
             open_ones = [k for k, (answer, _) in enumerate(checked) if not answer.converged]
-            far = max((checked[k][0].residual / abs(checked[k][0].value) for k in open_ones), default=0.0)
-            if not open_ones or self.basis.shape[1] >= WIDEST * len(self.basis) or far > farthest / 2:
+            far = max((how_far(checked[k][0]) for k in open_ones), default=0.0)
+            if not open_ones or self.basis.shape[1] >= WIDEST * len(self.basis) or far > min(farthest / 2, FAR):
                 break
             farthest = far
             starts = [sum(part.view(-1, true.width) for part in found[k].vector) for k in open_ones]  # type: ignore[misc]
-            for residual in (part for k in open_ones for part in checked[k][1]):
-                self.widen(residual @ generic_start(true.width, WIDENED_BY, like=residual))
+            left = [part for theta in {checked[k][1] for k in open_ones} for part in steps[theta]]
+            mixes = generic_start(true.width, WIDENED_BY, like=self.basis)
+            self.widen(torch.cat([residual @ mixes for residual in left], 1))
         return answers
 
     def _start(self, width: int, earlier: Sequence[Float[Tensor, "pattern width"]]) -> Float[Tensor, " size"]:
@@ -132,20 +137,19 @@ class TokenSpace:
         steps: dict[complex, list[Tensor]],
         tolerance: float,
         finest: float,
-    ) -> tuple[Dominating, list[Tensor]]:
-        """The answer with its residual under the layer itself, and that residual.
+    ) -> tuple[Dominating, complex]:
+        """The answer with its residual under the layer itself, and the eigenvalue of the map under which `steps` keeps it.
 
-        `steps` keeps the residual of every eigenpair of the map that was checked already, which a shift does not move and a
-        factor multiplies.
+        A shift does not move that residual and a factor multiplies it, so that it is computed once.
         """
         lifted = [self.basis @ part.view(-1, true.width) for part in found.vector]
         theta = (found.value - wanted.shift) / wanted.factor
         known = next((key for key in steps if abs(key - theta) <= SAME * abs(theta)), None)
         if known is None:
             steps[theta] = true.residual(lifted, theta)
-        residual = [wanted.factor * part for part in steps[theta if known is None else known]]
+        residual = steps[theta if known is None else known]
         size = torch.linalg.vector_norm(torch.stack(lifted))
-        error = (torch.linalg.vector_norm(torch.stack(residual)) / size).item()
+        error = abs(wanted.factor) * (torch.linalg.vector_norm(torch.stack(residual)) / size).item()
         is_enough = is_converged(error, abs(found.value), lambda: found.condition, wanted.against, tolerance, finest)
         answer = replace(
             found,
@@ -154,7 +158,7 @@ class TokenSpace:
             applications=len(residual) if known is None else 0,
             converged=found.converged and is_enough,
         )
-        return answer, residual
+        return answer, theta if known is None else known
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -192,8 +196,19 @@ class Problem:
         return [first + theta.imag * parts[1], second - theta.imag * parts[0]]
 
 
+def how_far(found: Dominating) -> float:
+    """The residual relative to the modulus."""
+    return found.residual / abs(found.value) if found.value else float("inf")
+
+
+def _nearer(new: Dominating | None, old: Dominating | None) -> Dominating:
+    """The answer with the smaller residual: a wider space can show an eigenvalue that the layer does not have."""
+    both = [answer for answer in (new, old) if answer is not None]
+    return min(both, key=lambda answer: (not answer.converged, how_far(answer)))
+
+
 def begun_from(generic: Float[Tensor, " size"], found: Sequence[Dominating]) -> Float[Tensor, " size"]:
-    """A start for Arnoldi from directions that are nearly right, with a generic part."""
-    if not found:
+    """A start for Arnoldi from directions that are nearly right, with a generic part; generic where one of them is far."""
+    if not found or any(how_far(item) > FAR for item in found):
         return generic
     return GENERIC_PART * torch.nn.functional.normalize(generic, dim=0) + sum(sum(item.vector) for item in found)

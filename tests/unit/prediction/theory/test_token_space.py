@@ -8,7 +8,7 @@ import torch
 from oversmooth.prediction.theory.arnoldi import Wanted, dominating, dominating_each, generic_start
 from oversmooth.prediction.theory.asymptotics import asymptotics, asymptotics_each
 from oversmooth.prediction.theory.operator import LayerOperator, ValuePath
-from oversmooth.prediction.theory.token_space import TokenSpace
+from oversmooth.prediction.theory.token_space import FAR, Problem, TokenSpace, begun_from
 from oversmooth.prediction.theory.what_if import what_if
 from tests.unit.prediction.theory.random_layers import generator, normal, one_thread
 
@@ -17,11 +17,13 @@ TOKENS = 520
 
 
 def operator_of(kind: str, seed: int = 0) -> LayerOperator:
-    """A layer on many tokens, whose attention is smooth over them, or looks at neighbours only."""
+    """A layer on many tokens, whose attention is smooth over them, looks at neighbours only, or does so for a few tokens."""
     source = generator(seed)
     place = torch.linspace(0, 1, TOKENS, dtype=torch.float64)
-    width = {"smooth": 0.3, "local": 0.02}[kind]
+    width = {"smooth": 0.3, "local": 0.02, "few": 0.3}[kind]
     scores = -((place[:, None] - place[None, :]) ** 2) / (2 * width**2) + 0.3 * normal(source, 2, TOKENS, TOKENS)
+    if kind == "few":
+        scores[:, 100:104, 100:104] += 8.0  # four tokens that see little but each other
     path = ValuePath(w_v=normal(source, 2, 3, 8) / 8**0.5, w_o=normal(source, 8, 2, 3) / 6**0.5)
     return LayerOperator(path=path, attention=scores.softmax(-1), scale=0.7)
 
@@ -30,7 +32,7 @@ def variants(operator: LayerOperator) -> list[LayerOperator]:
     return [operator, replace(operator, skip=0.0), replace(operator, scale=-operator.scale)]
 
 
-@pytest.mark.parametrize("kind", ["smooth", "local"])
+@pytest.mark.parametrize("kind", ["smooth", "local", "few"])
 def test_the_token_space_gives_the_radii_of_the_layer_itself(kind):
     operator = operator_of(kind)
     for found, alone in zip(
@@ -48,6 +50,18 @@ def test_smooth_attention_needs_few_products_with_the_layer():
     operator = operator_of("smooth")
     (found,) = asymptotics_each([operator], TokenSpace(operator.attention))
     assert found.ac.applications <= 4 < asymptotics(operator).ac.applications
+
+
+def test_arnoldi_begins_at_what_is_nearly_right_and_anywhere_where_the_space_says_nothing():
+    operator = operator_of("local")
+    space, problem = TokenSpace(operator.attention), Problem.of(operator)
+    wanted = [problem.wanted(operator, None)]
+    (found,) = space.dominating_each(operator, wanted, tolerance=1e-9, finest=1e-9, max_applications=600)
+    generic = generic_start(found.vector[0].numel(), like=operator.attention)
+    near, far = (replace(found, residual=share * abs(found.value)) for share in (0.5 * FAR, 2 * FAR))
+    torch.testing.assert_close(begun_from(generic, [near, far]), generic)
+    start = torch.nn.functional.normalize(begun_from(generic, [near]), dim=0)
+    assert (start @ sum(found.vector)).abs() > 0.9 * torch.linalg.vector_norm(sum(found.vector))
 
 
 def test_patterns_are_orthonormal_and_centred_however_often_they_are_widened():
