@@ -134,6 +134,23 @@ print(json.dumps({
     assert found["flags"] == ["Step 3 has exactly the weights of step 2."]
 
 
+def test_a_series_is_a_list_for_a_survey_with_the_commit_of_every_step(hub):
+    found = _in_a_process(
+        hub,
+        """
+import json
+import oversmooth as osm
+osm.survey("hf://owner/name@step1..step10", "table", requests_per_second=None)
+rows = osm.read_survey("table", "model")
+print(json.dumps([rows.target.tolist(), rows.status.tolist(), rows["commit"].nunique()]))
+""",
+    )
+    targets, statuses, commits = found
+    assert sorted(targets) == sorted(f"hf://owner/name@step{n}" for n in (1, 2, 3, 10))
+    assert set(statuses) == {"read"}
+    assert commits == 4
+
+
 def test_a_folder_of_checkpoints_is_one_target_in_the_order_of_its_numbers(tmp_path):
     for number, scale in ((500, 1.0), (1000, 1.2), (20, 0.9)):
         _write(tmp_path / f"checkpoint-{number}", scale)
