@@ -5,7 +5,7 @@
 2. the radii in both views are those of Arnoldi on the layer itself, which was the only route before, to 1e-3.
 
 The other route is still what short sequences take: it is chosen here by raising the length from which on the token space is
-used, and it solves the what-ifs that are problems of their own. The routes are compared on four of the twelve layers, with the
+used, and solves the what-ifs that are problems of their own. The routes are compared on four of the twelve layers, with the
 features that reach them in the whole model: two whose attention looks at neighbours, for which the token space is of little
 use, and two whose attention does not. Needs OVERSMOOTH_MODELS (with dinov2-small) and OVERSMOOTH_DATA (with images).
 """
