@@ -97,7 +97,16 @@ def test_one_model_makes_a_page_from_the_command_line(tmp_path):
         seen.page.wait_for_selector("html[data-ready=yes]")
         assert seen.page.text_content("#count") == "1 of 1 model"
         assert seen.page.text_content("#models tbody td:nth-child(2)") == "gpt2"
+        assert seen.page.locator("#dominating .bars .point").count() > 0  # both of its layers, few as they are
+        assert seen.page.text_content("#share .textpoint").strip() == "0%"
         assert seen.errors == []
+
+
+def test_on_a_phone_the_legend_stands_above_the_curves(five_thousand):
+    with opened(five_thousand, width=420) as seen:
+        seen.page.wait_for_selector("html[data-ready=yes]")
+        legend, curves = (seen.page.locator(f"#depth {part}").bounding_box() for part in (".legend", ".xy .gridlayer"))
+        assert legend["y"] + legend["height"] <= curves["y"]
 
 
 def test_a_folder_without_a_survey_is_refused(tmp_path):

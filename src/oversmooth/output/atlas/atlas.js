@@ -6,7 +6,7 @@
   const id = (name) => document.getElementById(name);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const COLOURS = ["#7b3fc4", "#2f8f4e", "#d0479b", "#0f9484", "#a08000", "#8e1e63", "#4a78b5", "#6e7781"];
-  const GROUPS = COLOURS.length, PAGE = 100, MANY_SIGNS = 0.001;
+  const GROUPS = COLOURS.length, PAGE = 100, MANY_SIGNS = 0.001, MANY_LAYERS = 200;
   const SIZES = [[1e7, "under 10M"], [1e8, "10M to 100M"], [1e9, "100M to 1B"], [1e10, "1B to 10B"], [Infinity, "10B and more"]];
   const sizeOf = (count) => count == null ? "unknown" : SIZES.find(([limit]) => count < limit)[1];
   const groupOf = {
@@ -61,7 +61,7 @@
     if (node.querySelector(".nothing")) node.replaceChildren();
     Plotly.react(node, traces, {
       autosize: true, height: 340, margin: { l: 56, r: 18, t: 14, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { color: css("--ink"), size: 13 }, hovermode: "closest", legend: { orientation: "h", y: 1.15, x: 0 }, xaxis: x, yaxis: y, ...more,
+      font: { color: css("--ink"), size: 13 }, hovermode: "closest", legend: { orientation: "h", traceorder: "normal", yanchor: "bottom", y: 1.02, x: 0 }, xaxis: x, yaxis: y, ...more,
     }, { displayModeBar: false, responsive: true });
   };
 
@@ -84,14 +84,22 @@
   };
   const drawDominating = (read) => {
     const values = sorted(read.flatMap((i) => data.dominating[i]));
+    const isCut = values.length >= MANY_LAYERS;  // a few far ones would press all others into one bar
     const low = quantile(values, 0.005), high = quantile(values, 0.995);
-    const traces = values.length ? [{ type: "histogram", x: values.filter((v) => v >= low && v <= high), nbinsx: Math.max(8, Math.min(80, Math.round(2 * Math.sqrt(values.length)))), marker: { color: COLOURS[0] }, hovertemplate: "%{x}: %{y} layers<extra></extra>" }] : [];
-    plot("dominating", traces, axis("real part of λ (99% of the layers)"), axis("layers"), { bargap: 0.03 });
+    const shown = isCut ? values.filter((v) => v >= low && v <= high) : values;
+    const traces = values.length ? [{ type: "histogram", x: shown, nbinsx: Math.max(8, Math.min(80, Math.round(2 * Math.sqrt(values.length)))), marker: { color: COLOURS[0] }, hovertemplate: "%{x}: %{y} layers<extra></extra>" }] : [];
+    plot("dominating", traces, axis(isCut ? "real part of λ (99% of the layers)" : "real part of λ"), axis("layers"), { bargap: 0.03 });
   };
-  const bars = (name, groups, value, title) => plot(name, groups.length ? [{
-    type: "bar", orientation: "h", y: groups.map(([group, models]) => `${label(group)} (${models.length})`), x: groups.map(([, models]) => value(models)),
-    marker: { color: groups.map((_, g) => COLOURS[g]) }, hovertemplate: "%{y}: %{x:.1%}<extra></extra>",
-  }] : [], axis(title, { tickformat: ".0%", range: [0, 1] }), axis("", { autorange: "reversed" }), { height: Math.max(160, 60 + 34 * groups.length) });
+  const bars = (name, groups, value, title) => {
+    const x = groups.map(([, models]) => value(models)), y = groups.map(([group, models]) => `${label(group)} (${models.length})`);
+    const isLong = x.map((v) => v > 0.9);  // its number stands inside it
+    plot(name, groups.length ? [
+      { type: "bar", orientation: "h", x, y, marker: { color: groups.map((_, g) => COLOURS[g]) }, hovertemplate: "%{y}: %{x:.1%}<extra></extra>" },
+      // Numbers of their own, because a bar of 0% shows nothing, and seems to be missing.
+      { mode: "text", x, y, text: x.map((v) => v == null ? "" : ` ${Math.round(100 * v)}% `), textposition: isLong.map((long) => long ? "middle left" : "middle right"),
+        textfont: { color: isLong.map((long) => long ? "#ffffff" : css("--ink")) }, hoverinfo: "skip" },
+    ] : [], axis(title, { tickformat: ".0%", range: [0, 1] }), axis("", { autorange: "reversed" }), { height: Math.max(160, 60 + 34 * groups.length), showlegend: false });
+  };
   const drawShares = (groups) => bars("share", groups, (models) => mean(models.map((i) => data.sharpening_share[i])), "share of layers that sharpen");
   const drawNorms = (groups) => bars("norms", groups, (models) => mean(models.map((i) => data.norm_negative_share[i] == null ? null : Number(data.norm_negative_share[i] >= MANY_SIGNS))), "share of models with negative norm weights");
 
@@ -124,7 +132,7 @@
   const COLUMNS = [["target", "model"], ["family", "family"], ["year", "year"], ["n_layers", "layers"], ["d_model", "width"], ["mean_tendency", "mean tendency"], ["sharpening_share", "sharpening"], ["norm_negative_share", "negative norms"], ["status", "status"], ["reason", "reason"]];
   const drawTable = () => {
     const table = id("models"), body = table.tBodies[0], values = data[sort.name];
-    head(table, COLUMNS, (name) => { sort = { name, down: name === sort.name ? !sort.down : typeof values[0] === "number" }; page = 0; drawTable(); });
+    head(table, COLUMNS, (name) => { sort = { name, down: name === sort.name ? !sort.down : typeof data[name].find((value) => value != null) === "number" }; page = 0; drawTable(); });
     const compare = (a, b) => values[a] == null ? 1 : values[b] == null ? -1 : (typeof values[a] === "number" ? values[a] - values[b] : String(values[a]).localeCompare(String(values[b]))) * (sort.down ? -1 : 1);
     const rows = [...chosen].sort(compare).slice(page * PAGE, (page + 1) * PAGE);
     body.replaceChildren();

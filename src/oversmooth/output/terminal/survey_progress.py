@@ -45,8 +45,13 @@ def say_counts(counts: SurveyCounts, folder: str) -> str:
     }
     said = ", ".join(f"{number} {words}" for words, number in parts.items() if number)
     effort = f"{counts.requests} requests, {size_of(counts.bytes_received)}, {timedelta(seconds=round(counts.seconds))}"
-    again = "\nTry again what failed: --retry-failed" if counts.failed else ""
-    return f"{counts.models} models in {folder}: {said or 'nothing to do'}.\n{effort}.{again}"
+    lines = [f"{counts.models} {'model' if counts.models == 1 else 'models'} in {folder}: {said or 'nothing to do'}."]
+    lines.append(f"{effort}.")
+    if counts.refused or counts.failed:
+        lines.append(f"Why: the column reason of osm.read_survey({folder!r}, 'model'), and the table of an atlas.")
+    if counts.failed:
+        lines.append("Try again what failed: --retry-failed")
+    return "\n".join(lines)
 
 
 def size_of(count: int) -> str:
