@@ -14,6 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 import oversmooth as osm
+from oversmooth.errors import ClusterUnavailable
 from oversmooth.models.stores import attempts
 from oversmooth.surveys.schema import EFFORT
 from tests.command_line import ROOT
@@ -152,6 +153,13 @@ def run(url, folder, out, *options, timeout=1500):
     done = subprocess.run(words, env=environment(url, folder), capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def test_a_cluster_where_nobody_listens_is_an_error_at_once(tmp_path):
+    pytest.importorskip("ray", reason="ray is not installed")
+    (tmp_path / "list.txt").write_text("owner/name")
+    with pytest.raises(ClusterUnavailable, match=r"The cluster of Ray at '127\.0\.0\.1:9' cannot be used: .*refused"):
+        osm.survey(tmp_path / "list.txt", tmp_path / "table", engine="ray", address="127.0.0.1:9")
 
 
 def killed_again_and_again(url, folder, out, times, longest, *options):

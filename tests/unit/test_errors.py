@@ -25,6 +25,10 @@ EXAMPLES = {
         ("--data", "for audio models", "they are fed noise", "Leave it out."),
         ("--data is not supported for audio models: they are fed noise.", "Leave it out."),
     ),
+    "ClusterUnavailable": (
+        ("A cluster of Ray at 'x:1'", "nobody answered."),
+        ("A cluster of Ray at 'x:1' cannot be used: nobody answered.", "--engine process"),
+    ),
     "DeviceUnavailable": (("cuda", "no driver"), ("The device 'cuda' cannot be used: no driver.", "such as cpu")),
     "WrongShape": (("keep", "(2, 3)", (3, 2)), ("The shape of keep must be (2, 3); got (3, 2)",)),
     "TooFewTokens": ((3, 1), ("Sequence 3 keeps 1 token(s)", "at least 2", "Leave such sequences out")),

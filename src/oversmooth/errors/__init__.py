@@ -35,6 +35,7 @@ from oversmooth.errors.running import (
 from oversmooth.errors.training import BadRecipe, CannotResume, FolderInUse, RunFailed, TrainingStopped, UnusableEncoder
 from oversmooth.errors.values import (
     BadValue,
+    ClusterUnavailable,
     Conflict,
     DeviceUnavailable,
     GivenTwice,
@@ -60,6 +61,7 @@ __all__ = [
     "BrokenFile",
     "CannotControl",
     "CannotResume",
+    "ClusterUnavailable",
     "ConfigMismatch",
     "Conflict",
     "DeviceUnavailable",

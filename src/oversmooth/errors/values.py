@@ -154,6 +154,20 @@ class DeviceUnavailable(OversmoothError):
 
 
 @dataclass(eq=False)
+class ClusterUnavailable(OversmoothError):
+    cluster: str
+    reason: str
+
+    @property
+    def problem(self) -> str:
+        return f"{self.cluster} cannot be used: {self.reason.rstrip('.')}."
+
+    @property
+    def next_step(self) -> str:
+        return "Check --address, try again on a less busy machine, or use --engine process, which needs no cluster."
+
+
+@dataclass(eq=False)
 class WrongShape(OversmoothError):
     what: str
     expected: str

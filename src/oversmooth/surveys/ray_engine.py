@@ -1,19 +1,22 @@
 """The same function on Ray Data: on this machine or on a cluster, the desk as a named actor.
 
-Three things of Ray Data that this is written around. Actors that take every CPU leave none for the rest of the pipeline,
+Four things of Ray that this is written around. Actors that take every CPU leave none for the rest of the pipeline,
 which then waits forever: a local cluster has one logical CPU more than workers, and on another one that many have to be
 free. Threads follow `num_cpus`: every worker asks for one and has one. A dataset that runs again reads all of its input:
-finished targets are taken out before it is made, and blocks are small, so that what is finished arrives soon.
+finished targets are taken out before it is made, and blocks are small, so that what is finished arrives soon. A local
+cluster starts workers before it answers, and waits forever where they take longer than a minute to start, as on a busy
+machine (ray-project/ray#40131): none are started before they are needed, and they have ten minutes.
 """
 
 import logging
 import os
 import pickle
+import socket
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from oversmooth.errors import BadValue, MissingDependency
+from oversmooth.errors import BadValue, ClusterUnavailable, MissingDependency, first_line
 from oversmooth.surveys.desk import Desk
 from oversmooth.surveys.engines import Limits
 from oversmooth.surveys.reading import Listed, Options, Outcome, survey_target
@@ -21,6 +24,13 @@ from oversmooth.surveys.reading import Listed, Options, Outcome, survey_target
 NAMESPACE = "oversmooth"
 TARGETS_PER_BLOCK = 4
 """Small enough that results arrive soon, large enough that scheduling does not count."""
+LONGEST_CONNECTION_SECONDS = 10.0
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_register_timeout_seconds": "600",
+}
+"""Of Ray, by its environment, unless the user has set them."""
 
 
 class RayEngine:
@@ -49,15 +59,25 @@ class RayEngine:
                 ray.shutdown()
 
     def _connect(self, ray: Any, workers: int) -> None:
-        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-        if self._address:
-            ray.init(address=self._address, namespace=NAMESPACE, **quiet)
-        else:
-            ray.init(num_cpus=workers + 1, namespace=NAMESPACE, include_dashboard=False, **quiet)
+        where = {"address": self._address} if self._address else {"num_cpus": workers + 1, "include_dashboard": False}
+        try:
+            _require_listener(self._address)
+            ray.init(**where, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        except Exception as error:  # Ray raises a bare Exception where its processes do not start in time
+            name = f"The cluster of Ray at {self._address!r}" if self._address else "A cluster of Ray on this machine"
+            raise ClusterUnavailable(name, first_line(error)) from error
+
+
+def _require_listener(address: str | None) -> None:
+    """Raises where nobody listens at host:port; Ray itself would try for a quarter of an hour."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), LONGEST_CONNECTION_SECONDS).close()
 
 
 def _import_ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
         import ray.data
