@@ -19,7 +19,7 @@ CONFIG = {"model_type": "llama", "intermediate_size": 48, "vocab_size": 50, **SI
 def oversmooth(*words: object, code: int = 0) -> str:
     """What the installed command prints."""
     command = [str(Path(sys.executable).parent / "oversmooth"), *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == code, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout if code == 0 else done.stderr
 
