@@ -7,7 +7,7 @@ def how_much(data: DataFacts) -> str:
     """How many sequences of what."""
     skipped = f", {data.skipped} skipped (fewer than two tokens)" if data.skipped else ""
     tokens = f", {data.tokens} tokens" if data.tokens else ""
-    return f"{data.sequences} sequences{tokens} of {data.description}{skipped}"
+    return f"{data.sequences} sequence{'s' * (data.sequences != 1)}{tokens} of {data.description}{skipped}"
 
 
 def how_made(data: DataFacts) -> list[str]:

@@ -30,6 +30,11 @@ class KnownRange:
     def words(self) -> str:
         return f"{signed(self.low)} to {signed(self.high)}"
 
+    @property
+    def cell(self) -> str:
+        """The same in a table, where it must not take two lines."""
+        return f"{signed(self.low)}..{signed(self.high)}"
+
     def holds(self, value: float) -> bool:
         return self.low <= value <= self.high
 

@@ -36,6 +36,7 @@ def test_a_page_says_which_models_its_ranges_are_of(monkeypatch):
     survey = {"models": [{"model": "small", "residual": "pre", "tendency": [0.25, -0.5], "exponent": []}]}
     monkeypatch.setattr(reference, "_survey", lambda: survey)
     assert known_range("tendency", "pre").words == "-0.50 to +0.25"
+    assert known_range("tendency", "pre").cell == "-0.50..+0.25"
     assert known_range("exponent", "pre") is None
     assert known_range("tendency", "post") is None
     words = range_words("tendency", ["pre", "pre", "post"])

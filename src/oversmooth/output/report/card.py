@@ -37,7 +37,8 @@ def card_section(analysis: Analysis) -> str:
     if analysis.measurement is not None:
         parts.append(_over_depth(analysis.measurement))
         data = analysis.measurement.data
-        parts.append(f"Measured on {data.sequences} sequences, {data.tokens} tokens: {data.description}.")
+        sequences = f"{data.sequences} sequence{'s' * (data.sequences != 1)}"
+        parts.append(f"Measured on {sequences}, {data.tokens:,} tokens: {data.description}.")
     version = dict(analysis.inspection.provenance.versions).get("oversmooth", "")
     parts.append(f"Made with oversmooth {version}" + (f": `{analysis.command}`." if analysis.command else "."))
     return "\n\n".join(parts) + "\n"

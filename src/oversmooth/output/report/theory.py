@@ -1,6 +1,7 @@
 """The part of a report that a prediction fills: regimes, the ladder of explanation, what-ifs, verdicts."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oversmooth.output.numbers import signed
@@ -28,6 +29,8 @@ RUNG_WORDS = {
     5: "+ each token's own scale: exact without gains",
     6: "+ each token's own gains: exact",
 }
+LABEL = 0.09
+"""Share of the axis that the number at a bar takes up."""
 LEAK_WORDS = (
     "The leak says how much of what all tokens share is turned into differences, because a gate, a sink or a norm on heads "
     "lets every token write with a gain of its own; it works against smoothing."
@@ -97,13 +100,14 @@ def ladder_section(prediction: Prediction, residuals: Mapping[str, str]) -> Sect
 
     `residuals` is the residual form of every stack, which says what known models a layer is compared with.
     """
-    steps = [_ladder(layer) for layer in prediction.layers]
+    layout = _ladder_layout(prediction)
+    steps = [_ladder(layer, layout["yaxis"]["range"]) for layer in prediction.layers]
     blocks: list[Block] = []
     if steps:
         blocks.append(
             Plot(
                 id="ladder",
-                figure={"steps": steps, "layout": _ladder_layout(prediction)},
+                figure={"steps": steps, "layout": layout},
                 caption=(
                     "Each bar adds one thing to the one before it; the last is computed from weights and attention "
                     "with everything in, and equals the measurement (dashed). The longest jump names what matters."
@@ -142,7 +146,7 @@ def _ladder_rows(prediction: Prediction, residuals: Mapping[str, str]) -> list[d
             **({"leak": layer.leak} if leaks else {}),
             "if repeated": layer.regime,
             "rung 0": layer.rungs[0].mean if layer.rungs else None,
-            "known range of rung 0": known.words if (known := ranges.get(layer.stack)) else "",
+            "known range of rung 0": known.cell if (known := ranges.get(layer.stack)) else "",
             **dict.fromkeys((f"rung {k}" for k in range(1, longest)), None),
             **{f"rung {rung.rung}": rung.mean for rung in layer.rungs[1:]},
             "carried by": layer.carries or "",
@@ -166,7 +170,14 @@ def _agreement_rows(prediction: Prediction) -> list[dict[str, Any]]:
     ]
 
 
-def _ladder(layer: LayerPrediction) -> dict[str, Any]:
+def _label_side(value: float, measured: float | None, span: float) -> str:
+    """Behind the end of a bar, unless the line of the measurement would strike the label out and the bar has room for it."""
+    beyond = None if measured is None else math.copysign(1.0, value) * (measured - value)
+    is_struck = beyond is not None and 0.005 * span < beyond < LABEL * span
+    return "inside" if is_struck and abs(value) > LABEL * span else "outside"
+
+
+def _ladder(layer: LayerPrediction, axis: Sequence[float]) -> dict[str, Any]:
     known = [rung for rung in layer.rungs if rung.mean is not None]
     values = [rung.mean or 0.0 for rung in known]
     traces: list[dict[str, Any]] = [
@@ -175,7 +186,10 @@ def _ladder(layer: LayerPrediction) -> dict[str, Any]:
             "x": [f"{rung.rung} {rung.name}" for rung in known],
             "y": rounded(values),
             "text": [signed(value, 3) for value in values],
-            "textposition": "outside",
+            "textposition": [_label_side(value, layer.measured, axis[1] - axis[0]) for value in values],
+            "insidetextanchor": "end",
+            "textangle": 0,
+            "constraintext": "none",
             "cliponaxis": False,
             "marker": {"color": ["var(--smooth)" if value < 0 else "var(--sharpen)" for value in values]},
             "showlegend": False,
@@ -237,7 +251,9 @@ def what_if_section(prediction: Prediction) -> Section | None:
 
 def verdict_section(prediction: Prediction) -> Section:
     """What is proved, what is computed at the measured attention, what is only observed."""
-    blocks: list[Block] = [Words(text=item.text, mark=item.basis) for item in prediction.verdict]
+    blocks: list[Block] = [
+        Words(text=item.text[:1].upper() + item.text[1:], mark=item.basis) for item in prediction.verdict
+    ]
     blocks += [Words(text=problem, kind="note") for problem in prediction.problems]
     rows = [
         {"layer": place_name(layer), "statement": item.text, "known how": item.basis}

@@ -80,7 +80,7 @@ def _row(layer: LayerInspection, residual: str) -> dict[str, object]:
         "share Re<0": plain and plain.negative_share,
         "ρ_dc with norm": folded and folded.rho_dc,
         "tendency": layer.tendency,
-        "known range": known.words if known else "",
+        "known range": known.cell if known else "",
         "asymmetry": layer.asymmetry,
         "value bias": layer.bias_norm,
         "note": layer.unreadable or ("not diagonalizable" if plain and plain.is_defective else ""),
@@ -89,7 +89,7 @@ def _row(layer: LayerInspection, residual: str) -> dict[str, object]:
 
 def _complex(spectrum: Spectrum) -> str:
     real, imaginary = spectrum.dominating
-    return f"{real:.3f}" if abs(imaginary) < 5e-4 else f"{real:.3f} ± {abs(imaginary):.3f}i"
+    return f"{real:.3f}" if abs(imaginary) < 5e-4 else f"{real:.3f}±{abs(imaginary):.3f}i"
 
 
 def _plane(layer: LayerInspection, rho_ac: float | None) -> dict[str, Any]:
