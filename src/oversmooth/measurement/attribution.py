@@ -52,8 +52,8 @@ class Chain:
             complete = torch.stack([found.values for _, found in chain], 1)[has_all].cpu().double().numpy()
             changes = np.diff(complete, axis=1)
             parts = self._parts.setdefault(label, {})
-            for column, (place, _) in enumerate(chain[1:]):
-                parts.setdefault(place, Running()).add(changes[:, column])
+            for (place, _), change in zip(chain[1:], changes.T, strict=True):
+                parts.setdefault(place, Running()).add(change)
             kinds = [PART_OF[place.name] for place, _ in chain[1:]]
             for kind in dict.fromkeys(kinds):
                 together = changes[:, [other == kind for other in kinds]].sum(1)

@@ -46,12 +46,15 @@ class Running:
     def add(self, given: Float[np.ndarray, " batch"] | Float[Tensor, " batch"]) -> None:
         """Numbers, or a tensor of them on the CPU."""
         numbers = np.asarray(given, dtype=np.float64)
-        if not len(numbers):
-            return
-        count, mean = len(numbers), float(numbers.mean())
+        if len(numbers):
+            mean = float(numbers.mean())
+            self.join(len(numbers), mean, float(np.square(numbers - mean).sum()))
+
+    def join(self, count: int, mean: float, squares: float) -> None:
+        """`count` numbers, above 0, by their mean and the sum of their squared distances from it."""
         total = self.count + count
         step = mean - self.mean
-        self.squares += float(np.square(numbers - mean).sum()) + step**2 * self.count * count / total
+        self.squares += squares + step**2 * self.count * count / total
         self.mean += step * count / total
         self.count = total
 

@@ -195,9 +195,11 @@ def massive(moments: Moments) -> Float[Tensor, " batch"]:
     """
     found = []
     for x, mask in zip(moments.x, moments.mask, strict=True):
-        entries = x[mask.bool()].abs().flatten().cpu().numpy()
+        entries = (x if bool(mask.all()) else x[mask.bool()]).abs().flatten().cpu().numpy()
         middle = (len(entries) - 1) // 2
-        found.append(float(entries.max()) / float(np.partition(entries, middle)[middle] or np.nan))
+        largest = float(entries.max())
+        entries.partition(middle)
+        found.append(largest / float(entries[middle] or np.nan))
     return torch.tensor(found, dtype=torch.float64, device=moments.x.device)
 
 

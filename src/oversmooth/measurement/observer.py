@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -221,8 +222,12 @@ def _add(pending: Sequence[_Noted]) -> None:
     for group in alike.values():
         values = torch.stack([noted.found.values.double() for noted in group]).cpu().numpy()
         defined = torch.stack([noted.found.defined for noted in group]).cpu().numpy()
-        for noted, numbers, are_defined in zip(group, values, defined, strict=True):
-            noted.sums[noted.key].add(numbers[are_defined])
+        counts = defined.sum(1)
+        means = np.where(defined, values, 0).sum(1) / np.maximum(counts, 1)
+        squares = np.square(np.where(defined, values - means[:, None], 0)).sum(1)
+        for noted, *facts in zip(group, counts.tolist(), means.tolist(), squares.tolist(), strict=True):
+            if facts[0]:
+                noted.sums[noted.key].join(*facts)
 
 
 def _valued(metric: Metric, moments: Moments) -> MetricValues:

@@ -67,7 +67,9 @@ def _probabilities(
 ) -> Float[Tensor, "head query key"]:
     """`softmax(q k^T scale + mask)` in float32 or better; a mask of booleans says what is seen."""
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    q, k = q.detach().to(dtype), k.detach().to(dtype).repeat_interleave(len(q) // len(k), 0)
+    q, k = q.detach().to(dtype), k.detach().to(dtype)
+    if len(q) > len(k):
+        k = k.repeat_interleave(len(q) // len(k), 0)
     scores = q @ k.mT * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
