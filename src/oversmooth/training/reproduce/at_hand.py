@@ -11,6 +11,7 @@ from oversmooth.errors import MissingDependency
 from oversmooth.surveys.survey import survey
 from oversmooth.surveys.table import SurveyTable
 from oversmooth.training.recipes.manifest import read_manifest
+from oversmooth.training.reproduce.experiments import TUNING
 from oversmooth.training.reproduce.materials import Materials, Row, short_name
 
 TABLE = "survey"
@@ -39,7 +40,9 @@ def weights_at_hand(materials: Materials) -> list[Row]:
 
 
 def _finished_runs(out: Path) -> list[Path]:
-    folders = sorted(path for path in (out / "runs").glob("*") if (path / "model" / "config.json").is_file())
+    """All but those that only chose a learning rate."""
+    runs = (path for path in (out / "runs").glob("*") if not path.name.startswith(f"{TUNING.name}-"))
+    folders = sorted(path for path in runs if (path / "model" / "config.json").is_file())
     manifests = {folder: read_manifest(folder) for folder in folders}
     return [folder for folder, manifest in manifests.items() if manifest is not None and manifest.finished]
 
@@ -55,5 +58,5 @@ def _summary(kind: str, name: str, rows: list[Row]) -> Row:
         "layers": layers,
         "sharpening_share": round(sharpening / layers, 4),
         "smoothing_share": round(1 - sharpening / layers, 4),
-        "mean_tendency": round(sum(row["mean_tendency"] for row in rows) / len(rows), 4),
+        "mean_tendency": round(sum(row["mean_tendency"] for row in rows) / len(rows), 4) + 0.0,  # never -0.0
     }

@@ -1,6 +1,7 @@
 """Findings as one Markdown page and one HTML page, to be read in five minutes; both are made of the same rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from oversmooth.output.report.blocks import Block, Items, Page, Section, Strip, StripItem, Words, table_of
@@ -64,8 +65,7 @@ def markdown_of(claims: Sequence[Claim], findings: Findings, is_quick: bool) -> 
     for claim in claims:
         verdict = findings[claim.name].verdict
         lines.append(f"| {claim.number} {claim.name} | **{verdict.judgement}** | {_cell(verdict.because)} |")
-    for claim in claims:
-        finding = findings[claim.name]
+    for claim, finding in _each_table_once(claims, findings):
         lines += ["", f"## {claim.number}. {claim.statement}", ""]
         lines += [f"**{finding.verdict.judgement}**: {finding.verdict.because}.", ""]
         lines += [f"- {fact}" for fact in _facts(claim)]
@@ -76,6 +76,15 @@ def markdown_of(claims: Sequence[Claim], findings: Findings, is_quick: bool) -> 
         if finding.weights:
             lines += ["", WEIGHTS, "", *_markdown_table(finding.weights, tuple(finding.weights[0]))]
     return "\n".join(lines) + "\n"
+
+
+def _each_table_once(claims: Sequence[Claim], findings: Findings) -> Iterator[tuple[Claim, Finding]]:
+    """Claims with their findings; what the weights of everything say stands with the first claim that shows it."""
+    shown: list[tuple[Row, ...]] = []
+    for claim in claims:
+        finding = findings[claim.name]
+        yield claim, replace(finding, weights=()) if finding.weights in shown else finding
+        shown.append(finding.weights)
 
 
 def _facts(claim: Claim) -> list[str]:
@@ -129,7 +138,7 @@ def page_of(claims: Sequence[Claim], findings: Findings, facts: Mapping[str, str
         eyebrow="Setting the Record Straight on Transformer Oversmoothing (arXiv 2401.04301)",
         verdict=f"{smoke}Of {len(claims)} claim{'s' * (len(claims) != 1)}: {words}.",
         facts=tuple(facts.items()),
-        sections=(first, *(_section(claim, findings[claim.name]) for claim in claims)),
+        sections=(first, *(_section(claim, finding) for claim, finding in _each_table_once(claims, findings))),
         footer="Made by oversmooth. This page needs no network and sends nothing anywhere.",
     )
 

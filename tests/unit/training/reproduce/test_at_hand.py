@@ -28,6 +28,7 @@ def materials(tmp_path, monkeypatch):
     out = tmp_path / "out"
     for seed in (0, 1, 2):
         write(out / "runs" / f"digits-12-layers-free-seed{seed}" / "model", "vit", seed)
+    write(out / "runs" / "digits-rates-0.001-free-seed0" / "model", "vit", 3)  # only chose a rate
     (out / "runs" / "digits-12-layers-free-seed3").mkdir()
     is_finished = {"digits-12-layers-free-seed2": False}
     monkeypatch.setattr(at_hand, "read_manifest", lambda run: SimpleNamespace(finished=is_finished.get(run.name, True)))
@@ -68,3 +69,10 @@ def test_the_pages_show_the_table_beside_the_verdict(materials):
     page = render(page_of(CLAIMS[:1], findings, {"command": "oversmooth reproduce 1"}, is_quick=False))
     assert "Everything at hand" in page
     assert "digits-12-layers-free" in page
+
+
+def test_a_table_that_two_claims_share_is_shown_once(materials):
+    verdict = Verdict(judgement="undecided", because="of numbers")
+    weights = tuple(at_hand.weights_at_hand(materials))
+    findings = {claim.name: Finding(verdict=verdict, weights=weights) for claim in CLAIMS[:2]}
+    assert markdown_of(CLAIMS[:2], findings, is_quick=False).count("| digits-12-layers-free |") == 1
