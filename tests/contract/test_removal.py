@@ -1,17 +1,22 @@
 """A part that was taken out adds nothing, for every family; everything else of the block stays as it is."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from oversmooth.errors import CannotControl
+from oversmooth.models.hooks.calls import received, returned
 from oversmooth.models.hooks.observing import observed
-from oversmooth.models.hooks.removal import PARTS, Replay, removed
+from oversmooth.models.hooks.removal import PARTS, Replay, block_module, removed
 from oversmooth.models.live import call_model
 from oversmooth.models.opening import open_source
 from tests.contract.tiny_models import ALL, tiny_model
 
 REFUSED = ("torch-attention-stack",)
 """Models whose blocks are no modules that take the stream and return it."""
+NOTHING_BEHIND = ("gpt_neo", "jamba")
+"""Tiny models with no attention behind their second block."""
 QUICK = ("bert", "gpt2", "llama", "vit", "dinov2", "t5", "gemma2", "gptj", "timm-vit", "torch-encoder")
 
 
@@ -31,18 +36,50 @@ def seen_without(model, inputs, part):
     return {place.name: h for place, h in seen.items() if place.depth == depth}, seen, depth, output
 
 
-def require_nothing_added(case, part):
+def require_passed_on(case):
+    """What enters the second block is what the model goes on with, whatever comes next: a block, a recurrence or a norm."""
     model, inputs = tiny_model(case)
-    at, seen, depth, _ = seen_without(model, inputs, part)
+    source = open_source(model)
+    stack = source.stacks()[0]
+    calls = []
+    with torch.no_grad(), removed(stack, source.store, 1, "block"):
+        module = block_module(stack, source.store, 1)
+        handle = module.register_forward_hook(  # behind the hook of the removal, so that it sees what that made
+            lambda module, args, kwargs, output: calls.append((received(args, kwargs), returned(output))),
+            with_kwargs=True,
+        )
+        with handle:
+            call_model(model, inputs)
+    assert calls
+    for entered, left in calls:
+        torch.testing.assert_close(left, entered, rtol=0, atol=0)
+
+
+def require_nothing_added(case, part):
     if part == "block":
-        entered = [h for place, h in seen.items() if place.depth == depth - 1 and place.name != "final_norm"][-1]
-        following = [h for place, h in seen.items() if place.depth == depth + 1]
-        if following and "attn_branch" in {place.name for place in seen if place.depth == depth + 1}:
-            after = {place.name: h for place, h in seen.items() if place.depth == depth + 1}
-            torch.testing.assert_close(after["attn_sum"] - after["attn_branch"], entered, rtol=1e-4, atol=1e-5)
+        require_passed_on(case)
+        require_next_block_adds_to_it(case)
         return
+    model, inputs = tiny_model(case)
+    at, _, _, _ = seen_without(model, inputs, part)
     branch = at["attn_branch" if part == "attention" else "ffn_branch"]
     torch.testing.assert_close(branch, torch.zeros_like(branch), rtol=0, atol=2e-6)
+
+
+def require_next_block_adds_to_it(case):
+    model, inputs = tiny_model(case)
+    _, seen, depth, _ = seen_without(model, inputs, "block")
+    entered = [h for place, h in seen.items() if place.depth == depth - 1 and place.name != "final_norm"][-1]
+    after = {place.name: h for place, h in seen.items() if place.depth == depth + 1}
+    assert ("attn_branch" in after) == (case not in NOTHING_BEHIND)
+    if case not in NOTHING_BEHIND:
+        torch.testing.assert_close(after["attn_sum"] - after["attn_branch"], entered, rtol=1e-4, atol=1e-5)
+
+
+def test_the_check_of_removed_blocks_can_fail(monkeypatch):
+    monkeypatch.setattr("tests.contract.test_removal.removed", lambda *args: nullcontext())
+    with pytest.raises(AssertionError, match="not equal"):
+        require_passed_on("bert")
 
 
 @pytest.mark.parametrize("part", ["attention", "feed-forward", "block"])
