@@ -28,6 +28,7 @@ def four_bits(linear: nn.Linear):
     )
     made.load_state_dict(linear.state_dict())
     made = made.to("cpu")
+    made.support_avx512bf16_for_cpu = False  # that kernel multiplies in bfloat16, whatever the dtype asked for
     assert made.weight.dtype == torch.uint8
     return made, bitsandbytes.functional.dequantize_4bit(made.weight.data, made.weight.quant_state)
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,10 @@ def bitsandbytes_4bit(kind: str, double: bool, blocksize: int = 64) -> Format:
         packed, state = functional.quantize_4bit(
             weight, blocksize=blocksize, compress_statistics=double, quant_type=kind
         )
-        stored = functional.dequantize_4bit(packed, state)
+        # As one row: on processors with AVX-512 its kernel takes the wrong block where a row is narrower than one.
+        in_one_row = copy(state)
+        in_one_row.shape = torch.Size([weight.numel()])
+        stored = functional.dequantize_4bit(packed, in_one_row).reshape(weight.shape)
         return {".weight": packed, **{f".weight.{n}": part for n, part in state.as_dict(packed=True).items()}}, stored
 
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
