@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+PATIENCE = 180_000
+"""Milliseconds that the browser may take for one step: on a busy machine it waits its turn."""
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
@@ -29,9 +31,10 @@ def opened(file: Path | str, *, width: int = 1200, height: int = 900, dark: bool
     if chromium is None:
         pytest.skip("chromium is not installed and apt is not there to install it")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS, timeout=PATIENCE)
         scheme = "dark" if dark else "light"
         page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True)
+        page.set_default_timeout(PATIENCE)
         seen = Opened(page)
         page.on("console", lambda message: seen.errors.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: seen.errors.append(str(error)))

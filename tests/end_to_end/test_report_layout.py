@@ -86,6 +86,25 @@ def test_nothing_overlaps_and_no_card_stands_alone(analysis, layers, width, tmp_
         assert seen.errors == []
 
 
+def test_paper_is_white_cuts_no_table_off_and_says_which_layer_a_figure_shows(analysis, tmp_path):
+    path = tmp_path / "page.html"
+    write_page(page_of(deep(analysis, 12, heads=12)), path)
+    ink = "getComputedStyle(document.querySelector('#ladder .xtick text')).fill"
+    with opened(path, width=720, dark=True) as seen:  # what A4 leaves between its margins
+        draw_all(seen.page)
+        in_the_dark = seen.page.evaluate(ink)
+        seen.page.emulate_media(media="print")
+        seen.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+        assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert seen.page.evaluate(ink) == "rgb(0, 0, 0)" != in_the_dark
+        assert seen.page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+        assert seen.page.evaluate("document.getElementById('ladder-label').offsetHeight") > 0
+        seen.page.emulate_media(media="screen")
+        seen.page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+        assert seen.page.evaluate(ink) == in_the_dark
+        assert seen.errors == []
+
+
 @pytest.mark.parametrize("most", [3, 6, 8, 12, 20])
 def test_cards_fill_few_rows_and_the_last_holds_one_only_where_nothing_helps(most):
     for count in range(1, 200):

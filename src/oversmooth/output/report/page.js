@@ -56,11 +56,20 @@
   nodes.forEach((node) => observer.observe(node));
   const redraw = () => [...drawn.keys()].forEach(draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  addEventListener("beforeprint", () => nodes.forEach(draw));
+  const root = document.documentElement;
+  let screenTheme;
+  addEventListener("beforeprint", () => { // paper is white, also for those who read in the dark
+    screenTheme = root.dataset.theme;
+    root.dataset.theme = "light";
+    nodes.forEach(draw);
+  });
+  addEventListener("afterprint", () => {
+    if (screenTheme) root.dataset.theme = screenTheme; else delete root.dataset.theme;
+    redraw();
+  });
 
   const theme = document.getElementById("theme");
   theme.addEventListener("click", () => {
-    const root = document.documentElement;
     const isDark = css("color-scheme") === "dark" || getComputedStyle(root).colorScheme === "dark";
     root.dataset.theme = isDark ? "light" : "dark";
     redraw();

@@ -188,6 +188,7 @@ def _ladder(layer: LayerPrediction, axis: Sequence[float]) -> dict[str, Any]:
             "text": [signed(value, 3) for value in values],
             "textposition": [_label_side(value, layer.measured, axis[1] - axis[0]) for value in values],
             "insidetextanchor": "end",
+            "insidetextfont": {"color": "var(--panel)"},
             "textangle": 0,
             "constraintext": "none",
             "cliponaxis": False,
