@@ -175,6 +175,20 @@ def test_every_kind_of_variant_trains(tmp_path, variant):
 # --- repeating ------------------------------------------------------------------------------------------------------
 
 
+def test_a_convolution_before_the_patches_leaves_an_ordinary_model_of_timm(tmp_path):
+    import timm
+
+    trained(tmp_path / "run", "model.stem=convolution", "model.patch_size=4", variant="sharpen")
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'run' / 'model'}", pretrained=True)
+    assert loaded.patch_embed.grid_size == (2, 2)
+    assert loaded.patch_embed.backbone.conv.kernel_size == (7, 7)
+    for name, tensor in weights(tmp_path / "run").items():
+        torch.testing.assert_close(loaded.state_dict()[name], tensor, rtol=0, atol=0)
+    for layer in osm.inspect(str(tmp_path / "run" / "model")).layers:
+        assert layer.plain is not None
+        assert -1 - 1e-5 <= layer.plain.min_real <= layer.plain.max_real <= 1e-5
+
+
 def test_a_run_is_the_same_again_with_the_same_seed_and_another_with_another(tmp_path):
     more = ("augmentation.crop=pad", "augmentation.padding=1", "model.drop_path=0.2", "augmentation.mixup=0.8")
     for name, seed in (("first", 5), ("again", 5), ("other", 6)):

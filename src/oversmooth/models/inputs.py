@@ -51,7 +51,9 @@ def image_shape(model: nn.Module, config: Mapping[str, Any]) -> tuple[int, int, 
     """`(channels, height, width)` of the images that the model was built for."""
     embed = getattr(model, "patch_embed", None)
     if embed is not None:
-        return int(embed.proj.in_channels), int(embed.img_size[0]), int(embed.img_size[1])
+        # Not `proj`, which in hybrid models reads the map of a convolutional stem.
+        first = next(part for part in embed.modules() if isinstance(part, nn.Conv2d))
+        return int(first.in_channels), int(embed.img_size[0]), int(embed.img_size[1])
     vision = config.get("vision_config") or config
     size = vision.get("image_size") or IMAGE_SIDE
     height, width = (size, size) if isinstance(size, int) else size

@@ -53,6 +53,8 @@ class PlannedRun:
     seed: int
     fraction: float = 1.0
     overrides: tuple[str, ...] = ()
+    data: str | None = None
+    """What to train on instead of the recipe's own source."""
     label: str = ""
     """Names the condition, in the name of its folder; without it the recipe does."""
 
@@ -64,6 +66,7 @@ class PlannedRun:
     def arguments(self, out: Path) -> list[str]:
         """Of `oversmooth`."""
         found = ["train", self.recipe, "--variant", self.variant, "--seed", str(self.seed)]
+        found += ["--data", self.data] if self.data else []
         found += ["--fraction", str(self.fraction)] if self.fraction != 1 else []
         for override in self.overrides:
             found += ["--set", override]
@@ -107,7 +110,7 @@ def train_one(planned: PlannedRun, out: Path) -> str | None:
         command=shlex.join(["oversmooth", *planned.arguments(Path())]),
     )
     try:
-        train(request)
+        train(request, planned.data)
     except OversmoothError as error:
         return str(error)
     return None

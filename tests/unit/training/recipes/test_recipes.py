@@ -75,6 +75,13 @@ def test_imagenet_has_the_published_numbers(name, width, heads):
     assert (recipe.augmentation.mixup, recipe.augmentation.cutmix, recipe.augmentation.erasing) == (0.8, 1.0, 0.25)
 
 
+def test_patches_behind_a_convolution_are_counted_in_pixels():
+    recipe = load_recipe("cifar100", ["model.stem=convolution", "model.patch_size=8"])
+    assert recipe.model_arguments()["patch_size"] == 2
+    with pytest.raises(BadRecipe, match=r"model.patch_size \(2\) must be divisible by the stride of model.stem \(4\)"):
+        load_recipe("cifar100", ["model.stem=convolution"])
+
+
 # --- rates ----------------------------------------------------------------------------------------------------------
 
 

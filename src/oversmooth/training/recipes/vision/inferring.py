@@ -98,7 +98,7 @@ def completed(recipe: VisionRecipe, source: Source, name: str) -> tuple[VisionRe
         )
     train, test = train_and_test(recipe.data.model_copy(update={"test_images": data["test_images"]}), source)
     seen = looked_at(train)
-    said += _fill_sizes(tables, seen)
+    said += _fill_sizes(tables, seen, recipe.model.stem_stride)
     if not data["channels"]:
         data["channels"] = 3 if seen.has_colour else 1
         said.append(
@@ -120,15 +120,14 @@ def _count_classes(data: dict[str, Any], source: Source) -> str:
     return f"data.classes = {count}" + (f": {names}" if names else "")
 
 
-def _fill_sizes(tables: dict[str, Any], seen: Seen) -> list[str]:
-    """The size of images and patches, which have to divide each other."""
+def _fill_sizes(tables: dict[str, Any], seen: Seen, stride: int) -> list[str]:
+    """The size of images and patches, which have to divide each other; the stride of the stem divides both."""
     data, model, said = tables["data"], tables["model"], []
     shorter = [min(size) for size in seen.sizes]
     wanted = data["image_size"] or max(min(int(median(shorter)), LARGEST), 1)
     if not model["patch_size"]:
-        fitting = [
-            size for size in PATCH_SIZES if wanted / size <= PATCHES and (not data["image_size"] or wanted % size == 0)
-        ]
+        possible = [size for size in PATCH_SIZES if size % stride == 0 and wanted / size <= PATCHES]
+        fitting = [size for size in possible if not data["image_size"] or wanted % size == 0]
         model["patch_size"] = fitting[0] if fitting else wanted
         said.append(
             f"model.patch_size = {model['patch_size']}: the smallest with at most {PATCHES} x {PATCHES} patches"

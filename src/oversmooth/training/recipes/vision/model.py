@@ -7,8 +7,9 @@ from torch import nn
 
 from oversmooth.training.recipes.vision.settings import VisionRecipe
 
-ARCHITECTURE = "vit_tiny_patch16_224"
-"""The entry of timm's registry that carries the sizes; each of them is overridden."""
+ARCHITECTURES = {"patches": "vit_tiny_patch16_224", "convolution": "vit_tiny_r_s16_p8_224"}
+"""By stem, the entry of timm's registry that carries the sizes; each of them is overridden."""
+FIRST_CONVOLUTIONS = {"patches": "patch_embed.proj", "convolution": "patch_embed.backbone.conv"}
 NOT_SAVED = ("drop_path_rate",)
 """Arguments that matter in training only."""
 
@@ -17,7 +18,8 @@ def build_model(recipe: VisionRecipe) -> nn.Module:
     """A fresh model; seed torch before."""
     import timm
 
-    model: nn.Module = timm.create_model(ARCHITECTURE, pretrained=False, **recipe.model_arguments())
+    name = ARCHITECTURES[recipe.model.stem]
+    model: nn.Module = timm.create_model(name, pretrained=False, **recipe.model_arguments())
     return model
 
 
@@ -35,7 +37,7 @@ def save_model(recipe: VisionRecipe, model: nn.Module, folder: Path) -> None:
             "crop_pct": recipe.evaluation.crop_ratio,
             "interpolation": "bicubic",
             "classifier": "head",
-            "first_conv": "patch_embed.proj",
+            "first_conv": FIRST_CONVOLUTIONS[recipe.model.stem],
             "num_classes": recipe.data.classes,
         }
     }

@@ -58,6 +58,8 @@ class Model(Section):
 
     patch_size: CountOrZero
     """Pixels of a patch's side; 0: the smallest that makes at most 16 x 16 patches."""
+    stem: Literal["patches", "convolution"] = "patches"
+    """`convolution`: one of 7 x 7 and a pooling, of stride 2 each, before the patches, as in R+ViT (arXiv 2106.10270)."""
     depth: Count
     width: Count
     heads: Count
@@ -71,6 +73,17 @@ class Model(Section):
         if self.width % self.heads:
             raise NotDivisible("model.width", self.width, "model.heads", self.heads)
         return self
+
+    @model_validator(mode="after")
+    def _the_stem_divides_patches(self) -> "Model":
+        if self.patch_size % self.stem_stride:
+            raise NotDivisible("model.patch_size", self.patch_size, "the stride of model.stem", self.stem_stride)
+        return self
+
+    @property
+    def stem_stride(self) -> int:
+        """Pixels between neighbours of the map that patches are cut from."""
+        return 4 if self.stem == "convolution" else 1
 
 
 class Training(Section):
@@ -169,7 +182,7 @@ class VisionRecipe(Recipe):
             "img_size": self.data.image_size,
             "in_chans": self.data.channels,
             "num_classes": self.data.classes,
-            "patch_size": self.model.patch_size,
+            "patch_size": self.model.patch_size // self.model.stem_stride,
             "depth": self.model.depth,
             "embed_dim": self.model.width,
             "num_heads": self.model.heads,
