@@ -83,7 +83,8 @@ class LayerInspection:
     """What was folded, in words; or why nothing was."""
     tendency: float | None = None
     """`log rho_dc` of `folded`, or of `plain` where no norm is known: above 0, attention that looks at all tokens
-    equally would smooth. Real attention does not look equally: this is a tendency of the weights, not a verdict."""
+    equally would smooth; at 0, where a direction that nothing is written to dominates, it would do neither. Real attention
+    does not look equally: this is a tendency of the weights, not a verdict."""
     asymmetry: float | None = None
     """`norm(H - H^T) / (2 norm(H))`: 0 for symmetric H (real eigenvalues), about 0.7 for unstructured H."""
     value_norm: float | None = None

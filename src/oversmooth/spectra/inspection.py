@@ -32,6 +32,8 @@ T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 SIDE_BY_SIDE_BYTES = 640 * 2**20
 """Memory that layers computed at the same time may take together; wider layers come one after the other."""
+TIE = 1e-5
+"""Of `log rho_dc`: what float32 cannot tell from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +193,7 @@ def _inspect_layer(
         plain=plain,
         folded=folded,
         folding=folding,
-        tendency=math.log(rho) if rho else None,
+        tendency=_tendency(rho),
         asymmetry=asymmetry,
         value_norm=norm,
         bias_norm=bias_norm(weights, dtype),
@@ -216,6 +218,14 @@ def _not_finite(stack: Stack, position: int, weights: AttentionWeights) -> str |
             bad = int((~torch.isfinite(known)).sum())
             return f"{name} holds {bad} values that are NaN or infinite"
     return None
+
+
+def _tendency(rho_dc: float) -> float | None:
+    """`log rho_dc`; exactly 0 where only rounding keeps it from there, as wherever an eigenvalue of 0 dominates."""
+    if rho_dc == 0.0:
+        return None
+    found = math.log(rho_dc)
+    return found if abs(found) > TIE else 0.0
 
 
 def _norm_facts(role: str, norm: Norm) -> NormFacts:

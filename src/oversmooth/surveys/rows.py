@@ -74,6 +74,7 @@ def _model(inspection: Inspection) -> Row:
         "block_parameters": sum(12 * stack.blocks * stack.d_model**2 for stack in inspection.stacks),
         "mean_tendency": sum(tendencies) / len(tendencies) if tendencies else None,
         "sharpening_share": sum(one < 0 for one in tendencies) / len(tendencies) if tendencies else None,
+        "smoothing_share": sum(one > 0 for one in tendencies) / len(tendencies) if tendencies else None,
         "reason": "; ".join(said) or None,
     }
 

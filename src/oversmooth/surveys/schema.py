@@ -41,6 +41,7 @@ MODEL = (
     Column("block_parameters", "whole", "12 * layers * d_model^2 over all blocks: a size class, not a count"),
     Column("mean_tendency", "number", "mean of `tendency` over the layers of a model"),
     Column("sharpening_share", "number", "share of the layers of a model with a tendency below 0"),
+    Column("smoothing_share", "number", "share with a tendency above 0; the rest tends to neither"),
 )
 LAYER = (
     Column("stack", "text", "which stack of a model with several; empty otherwise"),

@@ -7,9 +7,15 @@ import weakref
 import pytest
 import torch
 
+from oversmooth.control.constrain import bake, sharpen
 from oversmooth.models.canonical import AttentionWeights
+from oversmooth.output.report.page import page_of
+from oversmooth.output.report.render import render
+from oversmooth.output.terminal.tables import show_inspection
+from oversmooth.results import Analysis
 from oversmooth.spectra import inspection
 from oversmooth.spectra.inspection import in_order, inspect
+from oversmooth.surveys.rows import rows_of
 
 
 @pytest.fixture
@@ -117,3 +123,35 @@ def test_a_layer_that_is_not_finite_is_said_with_its_tensor_and_the_others_conti
         None,
     ]
     assert [layer.plain is None for layer in result.layers] == [False, True, False]
+
+
+def sharpened_vit():
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=16, num_heads=2, depth=3, num_classes=2)
+    sharpen(model, init="fresh")
+    return bake(model)
+
+
+def test_a_layer_dominated_by_what_it_leaves_alone_tends_to_neither():
+    """LayerNorm removes one direction, on which H does nothing: with all others shrinking, the largest |1 + l| is 1."""
+    found = inspect(sharpened_vit())
+    assert [layer.tendency for layer in found.layers] == [0.0, 0.0, 0.0]
+    assert all(layer.folded is not None and layer.folded.rho_dc == pytest.approx(1, abs=1e-5) for layer in found.layers)
+
+
+@pytest.mark.parametrize(("rho", "expected"), [(1 + 2e-6, 0.0), (1 - 2e-6, 0.0), (1.001, 9.995e-4), (0.5, -0.693147)])
+def test_only_rounding_is_a_tie(rho, expected):
+    assert inspection._tendency(rho) == pytest.approx(expected, rel=1e-4)
+
+
+def test_neither_is_said_in_table_page_and_survey(capsys):
+    found = inspect(sharpened_vit())
+    show_inspection(found, heads=False)
+    assert "0 of 3 layers are above 0, 3 at 0, where it does neither" in " ".join(capsys.readouterr().out.split())
+    page = render(page_of(Analysis(inspection=found)))
+    assert "of 3 to neither" in page
+    assert "= tends to neither" in page
+    row = dict(rows_of(found, {"target": "sharp"}))["model"]
+    assert (row["sharpening_share"], row["smoothing_share"]) == (0.0, 0.0)

@@ -111,8 +111,9 @@ def _strip(analysis: Analysis) -> Strip:
     residuals = {stack.name: stack.residual for stack in analysis.inspection.stacks}
     for layer in analysis.inspection.layers:
         tendency = layer.tendency
-        tone = "neutral" if tendency is None else "smoothing" if tendency > 0 else "sharpening"
-        word = {"smoothing": "▼ tends to smooth", "sharpening": "▲ tends to sharpen"}.get(tone, "no value")
+        tone = "neutral" if not tendency else "smoothing" if tendency > 0 else "sharpening"
+        word = {"smoothing": "▼ tends to smooth", "sharpening": "▲ tends to sharpen"}.get(tone, "= tends to neither")
+        word = "no value" if tendency is None else word
         line = f"log ρ_dc {signed(tendency)}" if tendency is not None else "unreadable"
         known = known_range("tendency", residuals.get(layer.stack, ""))
         items.append(

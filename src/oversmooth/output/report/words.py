@@ -44,5 +44,6 @@ def _predicted(prediction: Prediction) -> str:
 
 def _weights(inspection: Inspection) -> str:
     known = [layer.tendency for layer in inspection.layers if layer.tendency is not None]
-    smoothing = sum(1 for tendency in known if tendency > 0)
-    return f"The weights of {smoothing} of {len(known)} layers tend to smooth."
+    smoothing, neither = sum(1 for tendency in known if tendency > 0), known.count(0)
+    rest = f", of {neither} to neither" if neither else ""
+    return f"The weights of {smoothing} of {len(known)} layers tend to smooth{rest}."

@@ -126,11 +126,13 @@ def _complex(spectrum: Spectrum) -> str:
 def _legend(result: Inspection) -> str:
     known = [layer for layer in result.layers if layer.tendency is not None]
     smoothing = sum(1 for layer in known if layer.tendency is not None and layer.tendency > 0)
+    neither = sum(1 for layer in known if layer.tendency == 0)
+    at_zero = f", {neither} at 0, where it does neither" if neither else ""
     folded = any(layer.folded for layer in result.layers)
     which = "norm folded in, at unit token scale" if folded else "plain"
     return (
         f"tendency = log rho_dc ({which}): what attention that looks at all tokens equally would do; "
-        f"above 0 it smooths. {smoothing} of {len(known)} layers are above 0.\n"
+        f"above 0 it smooths. {smoothing} of {len(known)} layers are above 0{at_zero}.\n"
         "It is a tendency of the weights, not a verdict: real attention is not uniform, and biases, token scales and "
         "the feed-forward act too."
     )

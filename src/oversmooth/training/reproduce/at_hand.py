@@ -15,7 +15,7 @@ from oversmooth.training.reproduce.experiments import TUNING
 from oversmooth.training.reproduce.materials import Materials, Row, short_name
 
 TABLE = "survey"
-COLUMNS = ("target", "status", "n_layers", "sharpening_share", "mean_tendency")
+COLUMNS = ("target", "status", "n_layers", "sharpening_share", "smoothing_share", "mean_tendency")
 SEED = re.compile(r"-seed\d+$")
 
 
@@ -48,15 +48,17 @@ def _finished_runs(out: Path) -> list[Path]:
 
 
 def _summary(kind: str, name: str, rows: list[Row]) -> Row:
-    """Of models that differ in their seed only: how many of their layers sharpen by their weights, and by how much."""
+    """Of models that differ in their seed only: how many of their layers sharpen or smooth by their weights, how much."""
     layers = sum(row["n_layers"] for row in rows)
-    sharpening = sum(row["sharpening_share"] * row["n_layers"] for row in rows)
+    shares = {
+        name: round(sum(row[name] * row["n_layers"] for row in rows) / layers, 4)
+        for name in ("sharpening_share", "smoothing_share")
+    }
     return {
         "model": name,
         "kind": kind,
         "models": len(rows),
         "layers": layers,
-        "sharpening_share": round(sharpening / layers, 4),
-        "smoothing_share": round(1 - sharpening / layers, 4),
+        **shares,
         "mean_tendency": round(sum(row["mean_tendency"] for row in rows) / len(rows), 4) + 0.0,  # never -0.0
     }

@@ -33,7 +33,8 @@ RULES = (
 SHOWN = ("comparison", "effect", "interval", "margin", "units", "outcome", "separates")
 WEIGHTS = (
     "What the weights of everything at hand say; no verdict rests on it. Shares of layers that sharpen or smooth under "
-    "uniform attention, by the dominating eigenvalue of their update. `oversmooth atlas` shows survey/ layer by layer."
+    "uniform attention, by the dominating eigenvalue of their update; the others tend to neither, and an empty cell was not "
+    "counted. `oversmooth atlas` shows survey/ layer by layer."
 )
 Findings = Mapping[str, Finding]
 

@@ -41,7 +41,7 @@ def test_models_and_conditions_of_finished_runs_are_rows(materials):
         ("pretrained", "models/bert", 1, LAYERS),
         ("trained", "digits-12-layers-free", 2, 2 * LAYERS),
     ]
-    assert all(row["sharpening_share"] + row["smoothing_share"] == pytest.approx(1) for row in found)
+    assert all(0 < row["smoothing_share"] <= 1 - row["sharpening_share"] for row in found)
 
 
 def test_a_stopped_run_goes_on_with_its_table(materials, monkeypatch):
