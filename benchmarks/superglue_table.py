@@ -3,9 +3,11 @@
 Two families: our mini-bert, from the runs that `oversmooth reproduce` left in REPRODUCTION, and MiniLM with its value maps
 edited. Written before the runs: three tasks, their mean score is what counts, a unit is a seed (for mini-bert that of its
 pretraining too), paired within the family against its vanilla, Holm over all comparisons, margin of 0.02. FOLDER/superglue
-has the official files, with all examples or a part of them; how many there were is in the results.
+has the official files, with all examples or a part of them; how many there were is in the results. What is scored lies in
+REPRODUCTION/superglue, and is not fine-tuned again.
 """
 
+import json
 import os
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from training_tables import PROCESSES, SEEDS, Row, save
 
 from oversmooth.control.edit import edit
 from oversmooth.models.embedded import minilm_folder
+from oversmooth.output.whole_files import write_whole
 from oversmooth.training.recipes.language.superglue.finetune import finetune
 from oversmooth.training.recipes.language.superglue.tasks import TASKS
 from oversmooth.training.reproduce.statistics import holm, outcome, paired_effect
@@ -45,7 +48,17 @@ def encoders(reproduction: Path, work: Path) -> Iterator[tuple[str, str, int, Pa
             yield "MiniLM", variant, seed, work / variant if variant in INTERVALS else minilm_folder()
 
 
-def row_of(family: str, variant: str, seed: int, folder: Path, data: Path) -> Row:
+def row_of(family: str, variant: str, seed: int, folder: Path, data: Path, scored: Path) -> Row:
+    """The scores of one encoder; kept, because a stopped table goes on."""
+    kept = scored / f"{family}-{variant}-seed{seed}.json"
+    if not kept.exists():
+        row = _fine_tuned(family, variant, seed, folder, data)
+        write_whole(kept, lambda partial: partial.write_text(json.dumps(row)))
+    found: Row = json.loads(kept.read_text())
+    return found
+
+
+def _fine_tuned(family: str, variant: str, seed: int, folder: Path, data: Path) -> Row:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         found = finetune(
@@ -108,8 +121,11 @@ def main() -> None:
     if len(sys.argv) != 2 or "OVERSMOOTH_DATA" not in os.environ:
         sys.exit((__doc__ or "").partition("\n")[0])
     data = Path(os.environ["OVERSMOOTH_DATA"]) / "superglue"
+    reproduction = Path(sys.argv[1])
+    scored = reproduction / "superglue"
+    scored.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name, ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
-        waiting = [pool.submit(row_of, *words, data) for words in encoders(Path(sys.argv[1]), Path(name))]
+        waiting = [pool.submit(row_of, *words, data, scored) for words in encoders(reproduction, Path(name))]
         rows = []
         for future in waiting:
             rows.append(future.result())
