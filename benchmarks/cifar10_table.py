@@ -9,14 +9,13 @@ form with free signs, Holm over these four, margin 0.02. Accuracy under 15 corru
 What is in RUNS already is not trained again. About an hour and a half on two cores.
 """
 
-import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training_tables import Row, mean, save, spread
+from training_tables import Row, mean, portable, save, spread
 
 from oversmooth.training.reproduce.comparisons import ACCURACY, BOTH
 from oversmooth.training.reproduce.experiments import RATES, SEEDS
@@ -53,9 +52,6 @@ def chosen_rates(materials: Materials, data: str) -> tuple[dict[str, float], lis
 
 def row(run: Trained, variant: str, seed: int, data: str) -> Row:
     results, changes = run.manifest.results, run.attention_changes()
-    manifest = run.manifest.model_dump_json(exclude={"recipe"})
-    for place in (RECIPE, data):
-        manifest = manifest.replace(place, Path(place).name)
     return {
         "variant": variant,
         "seed": seed,
@@ -67,7 +63,7 @@ def row(run: Trained, variant: str, seed: int, data: str) -> Row:
             name.partition("/")[2]: value for name, value in results.items() if name.startswith("corruption/")
         },
         "curve": [point.mean for point in run.analysis.measurement.curve("cosine")] if run.analysis.measurement else [],
-        "manifest": json.loads(manifest),
+        "manifest": portable(run.manifest, RECIPE, data),
     }
 
 

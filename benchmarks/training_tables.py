@@ -16,7 +16,8 @@ import harness
 import torch
 
 from oversmooth.environment.versions import TRAINING, machine, versions
-from oversmooth.training.recipes.runner import Run, RunRequest
+from oversmooth.training.recipes.manifest import Manifest
+from oversmooth.training.recipes.runner import RunRequest
 from oversmooth.training.recipes.train import train
 
 VARIANTS = ("vanilla", "sharpen", "smooth")
@@ -31,7 +32,6 @@ class Table:
 
     recipe: str
     data: str | None = None
-    fraction: float = 1.0
     overrides: tuple[str, ...] = ()
 
 
@@ -65,7 +65,6 @@ def _run(table: Table, variant: str, seed: int, out: Path) -> Row:
         out=out,
         variant=variant,
         seed=seed,
-        fraction=table.fraction,
         overrides=table.overrides,
         command=f"oversmooth train {Path(table.recipe).stem} --variant {variant} --seed {seed}",
     )
@@ -77,7 +76,6 @@ def _run(table: Table, variant: str, seed: int, out: Path) -> Row:
     curves = {name: [point.mean for point in measured.curve(name)] for name in ("cosine", "hfc_lfc")}
     layers = run.analysis.inspection.layers
     return {
-        "fraction": table.fraction,
         "variant": variant,
         "seed": seed,
         "accuracy": run.results.get("eval_accuracy"),
@@ -88,20 +86,19 @@ def _run(table: Table, variant: str, seed: int, out: Path) -> Row:
         "predicted_regimes": dict(Counter(layer.regime for layer in predicted.layers)),
         "smallest_eigenvalue": min(layer.plain.min_real for layer in layers),
         "largest_eigenvalue": max(layer.plain.max_real for layer in layers),
-        "corruption_accuracy": run.results.get("corruption_accuracy"),
-        "corruptions": {k.partition("/")[2]: v for k, v in run.results.items() if k.startswith("corruption/")},
         "curves": curves,
         "seconds": round(time.perf_counter() - began, 1),
-        "manifest": _manifest(run, table),
+        "manifest": portable(run.manifest, table.recipe, table.data),
     }
 
 
-def _manifest(run: Run, table: Table) -> dict[str, Any]:
-    """Of the run, without the folders of this machine that its recipe and its data lie in."""
-    text = run.manifest.model_dump_json(exclude={"recipe"})
-    for place in filter(None, (table.recipe, table.data)):
+def portable(manifest: Manifest, *places: str | None) -> dict[str, Any]:
+    """A run's manifest without the folders of this machine that its recipe and its data lie in."""
+    text = manifest.model_dump_json(exclude={"recipe"})
+    for place in filter(None, places):
         text = text.replace(place, Path(place).name)
-    return json.loads(text)
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def spread(rows: Sequence[Row], variant: str, name: str) -> str:
