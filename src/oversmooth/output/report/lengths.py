@@ -153,7 +153,7 @@ def _theory(result: LengthCurves) -> Section:
     return Section(
         id="theory",
         title="What the theory says",
-        lead=f"Repeated at its attention, layers that would smooth: {words}.",
+        lead=f"Iterated at fixed attention, layers that would smooth: {words}.",
         blocks=[
             Plot(
                 id="exponents-over-length",

@@ -38,7 +38,7 @@ def _predicted(prediction: Prediction) -> str:
     clear = [layer for layer in layers if layer.direction in counts and layer.regime in counts]
     seen = f" One real pass has that sign in {sum(layer.direction == layer.regime for layer in clear)} of {len(clear)}."
     sharpen = f" and {counts['sharpening']} would sharpen" if counts["sharpening"] else ""
-    lead = f"Repeated at its attention, {counts['smoothing']} of {len(layers)} attention layers would smooth{sharpen}."
+    lead = f"Iterated at fixed attention, {counts['smoothing']} of {len(layers)} attention layers would smooth{sharpen}."
     return lead + (seen if clear else "")
 
 
