@@ -5,6 +5,7 @@ fsspec's own reader believes an answer of another range, or of another length, s
 
 import re
 import time
+from contextlib import suppress
 from typing import Any
 
 from oversmooth.errors import MissingDependency, RemoteUnavailable
@@ -22,6 +23,10 @@ CONTENT_RANGE = re.compile(r"bytes (?P<first>\d{1,19})-(?P<last>\d{1,19})/(?P<si
 LINKED_SHA256 = re.compile(r'(W/)?"?(?P<sha256>[0-9a-f]{64})"?')
 """The header in which the hub tells the hash of a large file."""
 NO_RANGES = "the server gives no size or refuses byte ranges, so its tensors cannot be read one by one"
+
+
+class _StorageGone(Exception):
+    """Storage does not answer where a redirect led: its signature has ended, say. The long way then, with a permit."""
 
 
 class HttpFolder(AddressedFolder):
@@ -70,6 +75,7 @@ class HttpFolder(AddressedFolder):
         return size
 
     def _ask_size(self, address: str, until: float) -> int:
+        self._storage.pop(address, None)  # the place itself is asked for a size, and for a permit before that
         size, status = self._run(address, lambda: self._announced_size(address, _sooner(until, 0)))
         if size is not None:
             return int(size)
@@ -102,8 +108,10 @@ class HttpFolder(AddressedFolder):
     def _run(self, address: str, ask: Any) -> Any:
         from fsspec.asyn import sync
 
-        if address not in self._storage:
-            self._traffic.wait_for_permit()
+        if address in self._storage:
+            with suppress(_StorageGone):
+                return sync(self._pool.loop, ask)
+        self._traffic.wait_for_permit()  # right before a request to the place itself
         return sync(self._pool.loop, ask)
 
     async def _request(self, method: str, address: str, until: float, wanted: str = "") -> Any:
@@ -114,7 +122,8 @@ class HttpFolder(AddressedFolder):
             if answer.status in (200, 206):
                 return answer
             answer.close()
-            self._storage.pop(address, None)  # its signature has ended, say: the long way then
+            self._storage.pop(address, None)
+            raise _StorageGone(address)
         answer = await self._send(self._pool, method, self._pool.encode_url(address), until, wanted)
         if answer.status == 404:
             answer.close()

@@ -7,6 +7,7 @@ import pytest
 from oversmooth.errors import RemoteUnavailable
 from oversmooth.models.stores import attempts, http
 from oversmooth.models.stores.http import HttpFolder
+from oversmooth.models.stores.traffic import Traffic, traffic
 from tests.rude_server import elapsed, head, honest, rude_server
 
 CONTENT = bytes(range(100))
@@ -197,6 +198,35 @@ def test_a_server_that_is_only_a_little_slow_is_read():
 
     with rude_server(answer) as url:
         assert HttpFolder(url).open("x").read(10, 20) == CONTENT[10:20]
+
+
+def test_every_request_to_the_place_itself_has_a_permit_of_its_own():
+    """Also the one after storage has forgotten the signature that it was asked with."""
+    place: list[str] = []
+    valid = ["first"]
+
+    def storage(request):
+        known = request.path.endswith(valid[0])
+        return honest(CONTENT, request) if known else iter([head("403 Forbidden", Content_Length=0)])
+
+    def redirect(request):
+        place.append(request.method)
+        yield head("302 Found", Location=f"{stored}/x?{valid[0]}", Content_Length=0)
+
+    permits: list[int] = []
+
+    def permit():
+        permits.append(len(place))
+        return 0.0
+
+    with rude_server(storage) as stored, rude_server(redirect) as url, traffic(Traffic(permit=permit)):
+        file = HttpFolder(url).open("x")
+        assert file.read(10, 20) == CONTENT[10:20]
+        valid[0] = "second"
+        assert file.read(20, 30) == CONTENT[20:30]
+        assert file.read(30, 40) == CONTENT[30:40]
+    assert place == ["HEAD", "GET"]
+    assert permits == [0, 1]  # requests that had come before each permit was asked for
 
 
 def test_redirects_in_a_circle_are_given_up():
