@@ -12,10 +12,14 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+from tests.hub_judgement import NUMBERED, Arrival, Judgement, Refusal, Sender, judged, pauses_in
+from tests.witness.sitecustomize import HEADER
 
 RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>[^?]+)")
 
@@ -45,15 +49,15 @@ class Hub:
     limit: tuple[int, float] | None = None
     """So many resolve requests in any window of so many seconds."""
     retry_after: float = 0.2
-    on_its_way: float = 0.0
-    """Seconds after a 429 in which requests of other workers may still come: they were sent, or permitted, before it was
-    read. One worker alone has no such excuse."""
+    """Seconds that a 429 asks for, a little more each time, so that a pause names its refusal."""
     seed: int = 0
     resolves: int = 0
     over_limit: int = 0
     """Requests that came although the limit was reached."""
-    early: int = 0
-    """Requests that came before the time that a 429 named was over."""
+    busiest: int = 0
+    """Requests in the window that had most of them."""
+    arrivals: list[Arrival] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
     bytes_sent: int = 0
     asked: Counter[str] = field(default_factory=Counter)
     """Requests by method and kind of file."""
@@ -64,35 +68,42 @@ class Hub:
         self._lock = threading.Lock()
         self._random = random.Random(self.seed)
         self._recent: deque[float] = deque()
-        self._told: deque[float] = deque()
-        """When 429 was answered."""
 
     def draw(self, chance: float) -> bool:
         with self._lock:
             return self._random.random() < chance
 
-    def admit(self) -> bool:
-        """Counts a resolve request; whether it keeps the limit."""
+    def admit(self, sender: Sender | None) -> bool:
+        """Notes a resolve request; whether it keeps the limit."""
         with self._lock:
             now = time.monotonic()
             self.resolves += 1
-            while self._told and self._told[0] + self.retry_after <= now:
-                self._told.popleft()
-            self.early += any(told + self.on_its_way < now for told in self._told)
+            self.arrivals.append(Arrival(now, sender))
             if self.limit is None:
                 return True
             count, window = self.limit
             while self._recent and self._recent[0] <= now - window:
                 self._recent.popleft()
             self._recent.append(now)
+            self.busiest = max(self.busiest, len(self._recent))
             if len(self._recent) > count:
                 self.over_limit += 1
                 return False
             return True
 
-    def turn_away(self) -> None:
+    def turn_away(self, sender: Sender | None) -> float:
+        """Notes a refusal; the seconds it asks for."""
         with self._lock:
-            self._told.append(time.monotonic())
+            number = len(self.refusals)
+            seconds = self.retry_after + number * NUMBERED
+            self.refusals.append(Refusal(number, time.monotonic(), seconds, sender.run if sender else None))
+            return seconds
+
+    def judgement(self, log: Path | None = None, killed: Collection[str] = ()) -> Judgement:
+        """How the requests so far kept to the refusals; `log` is that of their witness."""
+        told = pauses_in(log, self.retry_after) if log else {}
+        with self._lock:
+            return judged(self.arrivals, self.refusals, told, killed)
 
     def note(self, name: str, sent: int) -> None:
         with self._lock:
@@ -144,9 +155,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _resolve(self, hub: Hub) -> None:
         found = RESOLVE.fullmatch(self.path.partition("?")[0])
-        if not hub.admit() or hub.draw(hub.faults.busy):
-            hub.turn_away()
-            return self._send(429, b"", {"Retry-After": str(hub.retry_after)})
+        sender = Sender.of(self.headers.get(HEADER))
+        if not hub.admit(sender) or hub.draw(hub.faults.busy):
+            return self._send(429, b"", {"Retry-After": f"{hub.turn_away(sender):.6f}"})
         if hub.draw(hub.faults.broken):
             return self._send(500, b"")
         files = hub.repositories.get(found["repo"]) if found else None

@@ -18,6 +18,7 @@ from oversmooth.errors import ClusterUnavailable
 from oversmooth.models.stores import attempts
 from oversmooth.surveys.schema import EFFORT
 from tests.command_line import ROOT
+from tests.hub_judgement import witnessed
 from tests.loopback_hub import Faults, Hub, environment_of, serving
 from tests.small_checkpoints import FAMILIES, checkpoint, repositories
 
@@ -96,7 +97,8 @@ def test_the_limit_of_requests_holds_and_a_busy_hub_is_obeyed(hub, tmp_path):
     hub.limit, hub.faults, hub.retry_after = (30, 1.0), Faults(busy=0.1), 0.1
     osm.survey(names_of(hub), tmp_path / "table", requests_per_second=20.0)
     assert_one_row_each(hub, kinds, tmp_path / "table")
-    assert (hub.over_limit, hub.early) == (0, 0)
+    assert hub.refusals
+    assert (hub.over_limit, hub.judgement().early) == (0, 0)
 
 
 def test_cut_connections_and_broken_answers_are_tried_again(hub, tmp_path, monkeypatch):
@@ -135,6 +137,25 @@ def test_a_query_of_the_hub_is_a_list_with_years(hub, tmp_path):
     assert rows.year.tolist() == [2022, 2022]
 
 
+RATE, WORKERS = 30, 2
+"""A rate that workers reach, so that the limit is what holds them back."""
+
+
+def limit_of(rate: int, workers: int, window: float = 5.0) -> tuple[int, float]:
+    """What a hub sees at most in a window: what the bucket gains, what it holds, and one late request of every worker."""
+    return int(rate * window) + 4 + workers, window
+
+
+def assert_limits_kept(hub, log, killed=()):
+    """No request over the limit, none without a permit, and none that was permitted after a 429 had been told."""
+    found = hub.judgement(log, killed)
+    print(f"{len(hub.arrivals)} requests, at most {hub.busiest} of {hub.limit}; {len(hub.refusals)} refusals; {found}")
+    assert hub.refusals
+    assert (hub.over_limit, found.early, found.without_permit) == (0, 0, 0)
+    # A kill takes at most the one refusal with it that each worker was about to tell.
+    assert {run: count for run, count in found.unheard.items() if run not in killed or count > WORKERS} == {}
+
+
 # --- processes, kills, engines --------------------------------------------------------------------------------------
 
 
@@ -148,9 +169,10 @@ def environment(url: str, folder: Path) -> dict[str, str]:
     return {**os.environ, **environment_of(url, folder / "cache"), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
 
-def run(url, folder, out, *options, timeout=1500):
+def run(url, folder, out, *options, sabotage="", timeout=1500):
     words = command(folder / "list.txt", out, *options)
-    done = subprocess.run(words, env=environment(url, folder), capture_output=True, text=True, timeout=timeout)
+    env = witnessed(environment(url, folder), folder / "witness.log", out.name, sabotage)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -162,14 +184,15 @@ def test_a_cluster_where_nobody_listens_is_an_error_at_once(tmp_path):
         osm.survey(tmp_path / "list.txt", tmp_path / "table", engine="ray", address="127.0.0.1:9")
 
 
-def killed_again_and_again(url, folder, out, times, longest, *options):
-    """Starts the survey and kills it with all its processes at random moments."""
+def killed_again_and_again(url, folder, out, times, longest, *options, pause=0.2):
+    """Starts the survey and kills it at random moments; the names of these runs for the witness."""
     draw = random.Random(0)
-    for _ in range(times):
+    runs = [f"{out.name}-killed-{number}" for number in range(times)]
+    for name in runs:
         words = command(folder / "list.txt", out, *options)
         process = subprocess.Popen(
             words,
-            env=environment(url, folder),
+            env=witnessed(environment(url, folder), folder / "witness.log", name),
             start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -185,7 +208,8 @@ def killed_again_and_again(url, folder, out, times, longest, *options):
         time.sleep(draw.uniform(0, longest))
         process.send_signal(signal.SIGKILL)  # this one only: its workers have to notice by themselves
         process.wait()
-        time.sleep(0.2)
+        time.sleep(pause)
+    return runs
 
 
 def test_a_survey_that_was_killed_goes_on_where_it_was(tmp_path):
@@ -218,25 +242,49 @@ def test_worker_processes_say_the_same_as_one_and_end_with_the_survey(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sabotage", "broken"), [("", set()), ("pauses", {"early"}), ("permits", {"without_permit", "over_limit"})]
+)
+def test_a_survey_that_ignores_what_a_hub_asks_for_is_caught(sabotage, broken, tmp_path):
+    found, _ = repositories(60)
+    hub = Hub(found, faults=Faults(busy=0.05), limit=limit_of(10, WORKERS), retry_after=1.0)
+    (tmp_path / "list.txt").write_text("\n".join(names_of(hub)))
+    options = ("--engine", "process", "--workers", WORKERS, "--requests-per-second", 10)
+    with serving(hub) as url:
+        run(url, tmp_path, tmp_path / "table", *options, sabotage=sabotage)
+    if not sabotage:
+        assert_limits_kept(hub, tmp_path / "witness.log")
+    judgement = hub.judgement(tmp_path / "witness.log")
+    faults = {"early": judgement.early, "without_permit": judgement.without_permit, "over_limit": hub.over_limit}
+    assert broken <= {name for name, count in faults.items() if count}, faults
+
+
+def survives_kills(engine, models, kills, folder):
+    """A survey that was killed again and again has the table of one that nothing happened to."""
+    found, kinds = repositories(models)
+    assert len({name.split("/")[0] for name in found}) == len(FAMILIES) == 10
+    faults = Faults(busy=0.01, cut=0.02, broken=0.01)
+    hub = Hub(found, gated=kinds["gated"], faults=faults, limit=limit_of(RATE, WORKERS), retry_after=2.0)
+    (folder / "list.txt").write_text("\n".join(names_of(hub)))
+    options = ("--engine", engine, "--workers", WORKERS, "--requests-per-second", RATE)
+    with serving(hub) as url:
+        killed = killed_again_and_again(url, folder, folder / "table", kills, 4.0, *options, pause=hub.retry_after)
+        counts = run(url, folder, folder / "table", *options)
+        assert 0 < counts["earlier"] < models
+        assert_limits_kept(hub, folder / "witness.log", killed)
+        hub.faults, before = Faults(), hub.bytes_sent
+        calm = run(url, folder, folder / "calm", "--engine", "serial", "--requests-per-second", RATE)
+    assert calm["bytes_received"] == hub.bytes_sent - before
+    assert_one_row_each(hub, kinds, folder / "table")
+    pandas.testing.assert_frame_equal(table_of(folder / "table"), table_of(folder / "calm"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["process", "ray"])
 def test_a_thousand_checkpoints_of_ten_families_survive_ten_kills(engine, tmp_path):
     if engine == "ray":
         pytest.importorskip("ray", reason="ray is not installed")
-    found, kinds = repositories(1000)
-    assert len({name.split("/")[0] for name in found}) == len(FAMILIES) == 10
-    faults = Faults(busy=0.005, cut=0.02, broken=0.01)
-    hub = Hub(found, gated=kinds["gated"], faults=faults, limit=(1000, 5.0), retry_after=2.0, on_its_way=0.5)
-    (tmp_path / "list.txt").write_text("\n".join(names_of(hub)))
-    options = ("--engine", engine, "--workers", 2, "--requests-per-second", 150)
-    with serving(hub) as url:
-        killed_again_and_again(url, tmp_path, tmp_path / "table", 10, 4.0, *options)
-        counts = run(url, tmp_path, tmp_path / "table", *options)
-        assert 0 < counts["earlier"] < 1000
-        assert (hub.over_limit, hub.early) == (0, 0)
-        hub.faults = Faults()
-        run(url, tmp_path, tmp_path / "calm", "--engine", "serial", "--requests-per-second", 150)
-    assert_one_row_each(hub, kinds, tmp_path / "table")
-    pandas.testing.assert_frame_equal(table_of(tmp_path / "table"), table_of(tmp_path / "calm"))
+    survives_kills(engine, 1000, 10, tmp_path)
 
 
 @pytest.mark.slow
