@@ -137,7 +137,7 @@ def test_a_query_of_the_hub_is_a_list_with_years(hub, tmp_path):
     assert rows.year.tolist() == [2022, 2022]
 
 
-RATE, WORKERS = 30, 2
+RATE, WORKERS = 20, 2
 """A rate that workers reach, so that the limit is what holds them back."""
 
 
