@@ -106,10 +106,13 @@ def _is_excused(sender: Sender | None, refusal: Refusal, told: Mapping[int, floa
 # --- the witness ----------------------------------------------------------------------------------------------------
 
 
-def witnessed(environment: Mapping[str, str], log: Path, run: str, sabotage: str = "") -> dict[str, str]:
-    """The environment of a process whose requests have a witness; with `sabotage`, one that does not behave."""
+def witnessed(
+    environment: Mapping[str, str], log: Path, run: str, *, sabotage: str = "", deadly: str = ""
+) -> dict[str, str]:
+    """The environment of a process whose requests have a witness; `sabotage` and `deadly` make it misbehave."""
     paths = os.pathsep.join([str(Path(witness.__file__).parent), environment["PYTHONPATH"]])
-    return {**environment, "PYTHONPATH": paths, witness.LOG: str(log), witness.RUN: run, witness.SABOTAGE: sabotage}
+    said = {witness.LOG: str(log), witness.RUN: run, witness.SABOTAGE: sabotage, witness.DEADLY: deadly}
+    return {**environment, "PYTHONPATH": paths, **said}
 
 
 def pauses_in(log: Path, seconds: float) -> dict[int, float]:

@@ -169,9 +169,10 @@ def environment(url: str, folder: Path) -> dict[str, str]:
     return {**os.environ, **environment_of(url, folder / "cache"), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
 
-def run(url, folder, out, *options, sabotage="", timeout=1500):
+def run(url, folder, out, *options, timeout=1500, **misdeeds):
+    """What a survey says of itself; one with misdeeds is made to do what it should not."""
     words = command(folder / "list.txt", out, *options)
-    env = witnessed(environment(url, folder), folder / "witness.log", out.name, sabotage)
+    env = witnessed(environment(url, folder), folder / "witness.log", out.name, **misdeeds)
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -257,6 +258,25 @@ def test_a_survey_that_ignores_what_a_hub_asks_for_is_caught(sabotage, broken, t
     judgement = hub.judgement(tmp_path / "witness.log")
     faults = {"early": judgement.early, "without_permit": judgement.without_permit, "over_limit": hub.over_limit}
     assert broken <= {name for name, count in faults.items() if count}, faults
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["process", "ray"])
+def test_a_target_that_kills_its_worker_is_a_row_and_costs_no_other_its_own(engine, tmp_path):
+    if engine == "ray":
+        pytest.importorskip("ray", reason="ray is not installed")
+    found, kinds = repositories(12, seed=1)
+    hub = Hub(found, gated=kinds["gated"])
+    deadly = names_of(hub)[5]
+    (tmp_path / "list.txt").write_text("\n".join(names_of(hub)))
+    options = ("--engine", engine, "--workers", WORKERS, "--requests-per-second", 500)
+    with serving(hub) as url:
+        counts = run(url, tmp_path, tmp_path / "table", *options, deadly=deadly)
+    assert (counts["models"], counts["failed"]) == (12, 1)
+    rows = osm.read_survey(tmp_path / "table", "model")
+    assert sorted(rows.target) == sorted(names_of(hub))
+    failed = rows[rows.status == "failed"]
+    assert failed[["target", "error"]].to_numpy().tolist() == [[deadly, "WorkerDied"]]
 
 
 def survives_kills(engine, models, kills, folder):

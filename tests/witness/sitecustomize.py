@@ -9,12 +9,16 @@ import importlib.abc
 import importlib.util
 import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 LOG, RUN, SABOTAGE = "OVERSMOOTH_WITNESS_LOG", "OVERSMOOTH_WITNESS_RUN", "OVERSMOOTH_WITNESS_SABOTAGE"
+"""Where the log is, the name of the run, and what is not done in it: `pauses` are not told, `permits` not waited for."""
+DEADLY = "OVERSMOOTH_WITNESS_DEADLY"
+"""A target that ends the process it is opened in, as one that is too large for the memory does."""
 HEADER = "X-Witness"
 WATCHED = "oversmooth.surveys.reading"
 
@@ -42,7 +46,7 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 def _watch(reading: Any) -> None:
     import aiohttp
 
-    send, make = aiohttp.ClientSession._request, reading.Traffic
+    send, make, opened = aiohttp.ClientSession._request, reading.Traffic, reading.open_source
     run, numbers, sent_with = os.environ[RUN], itertools.count(), ["none"]
 
     def permitted(permit: Callable[[], float]) -> float:
@@ -69,7 +73,12 @@ def _watch(reading: Any) -> None:
         marked = {**(headers or {}), HEADER: f"{run} {sent_with[0]}"}
         return await send(self, *arguments, headers=marked, **options)
 
-    reading.Traffic = traffic
+    def deadly(target: str) -> Any:
+        if target == os.environ.get(DEADLY):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return opened(target)
+
+    reading.Traffic, reading.open_source = traffic, deadly
     aiohttp.ClientSession._request = request  # type: ignore[method-assign]
 
 

@@ -1,5 +1,7 @@
 """`oversmooth survey` and `oversmooth atlas`: many models into one table, and the table as one page."""
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -47,7 +49,8 @@ def survey(
     from oversmooth.output.terminal.survey_progress import say_counts, survey_bar
     from oversmooth.surveys.survey import survey as survey_
 
-    with survey_bar() as progress:
+    # Ray prints what happens to its processes, wherever the results of a program go.
+    with redirect_stdout(sys.stderr), survey_bar() as progress:
         counts = survey_(
             targets,
             out,

@@ -74,7 +74,7 @@ def processes(targets: Sequence[Listed], options: Options, limits: Limits, worke
                 )
             except BrokenProcessPool:
                 if one_by_one:
-                    yield _died(next(iter(under_way.values())), options)
+                    yield died(next(iter(under_way.values())), options)
                 else:
                     suspects.extend(under_way.values())
             finally:
@@ -127,7 +127,8 @@ def _one(listed: Listed) -> Outcome:
     return survey_target(listed, _worker["options"], _worker["desk"])
 
 
-def _died(listed: Listed, options: Options) -> Outcome:
+def died(listed: Listed, options: Options) -> Outcome:
+    """The row of a target that ends the process it is read in."""
     known = {"target": listed.target, "year": listed.year, "extremes": options.extremes, "copied": False}
     reason = "the worker process died, most likely for want of memory"
     return Outcome(

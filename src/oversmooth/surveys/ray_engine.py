@@ -1,11 +1,13 @@
 """The same function on Ray Data: on this machine or on a cluster, the desk as a named actor.
 
-Four things of Ray that this is written around. Actors that take every CPU leave none for the rest of the pipeline,
+Five things of Ray that this is written around. Actors that take every CPU leave none for the rest of the pipeline,
 which then waits forever: a local cluster has one logical CPU more than workers, and on another one that many have to be
 free. Threads follow `num_cpus`: every worker asks for one and has one. A dataset that runs again reads all of its input:
 finished targets are taken out before it is made, and blocks are small, so that what is finished arrives soon. A local
 cluster starts workers before it answers, and waits forever where they take longer than a minute to start, as on a busy
-machine (ray-project/ray#40131): none are started before they are needed, and they have ten minutes.
+machine (ray-project/ray#40131): none are started before they are needed, and they have ten minutes. Ray Data starts a
+worker that died again without end, with the target that it died of, and says on the terminal that this may not work
+(ray-project/ray#57733): workers are not restarted.
 """
 
 import logging
@@ -18,7 +20,7 @@ from typing import Any
 
 from oversmooth.errors import BadValue, ClusterUnavailable, MissingDependency, first_line
 from oversmooth.surveys.desk import Desk
-from oversmooth.surveys.engines import Limits
+from oversmooth.surveys.engines import Limits, died
 from oversmooth.surveys.reading import Listed, Options, Outcome, survey_target
 
 NAMESPACE = "oversmooth"
@@ -52,7 +54,7 @@ class RayEngine:
         desk = ray.remote(Desk).options(name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=32)
         handle = desk.remote(limits.requests_per_second, 4, limits.known)
         try:
-            yield from _outcomes(ray, targets, options, name, workers)
+            yield from _whatever_dies(ray, targets, options, name, workers)
         finally:
             ray.kill(handle)
             if not was_running:
@@ -92,16 +94,39 @@ def _require_room(ray: Any, workers: int) -> None:
         raise BadValue("workers", workers, f"less than the {cpus} CPUs of the cluster: the dataset needs one itself")
 
 
+def _whatever_dies(ray: Any, targets: Sequence[Listed], options: Options, desk: str, workers: int) -> Iterator[Outcome]:
+    """All outcomes. A worker that dies fails its dataset: what is left is tried in halves, until the target is alone that
+    kills workers, and is a row."""
+    left = {listed.target: listed for listed in targets}
+    try:
+        for outcome in _outcomes(ray, targets, options, desk, workers):
+            del left[outcome.listed.target]
+            yield outcome
+        return
+    except ray.exceptions.RayActorError:
+        if len(targets) == 1:
+            yield died(targets[0], options)
+            return
+    rest = list(left.values())
+    middle = len(rest) // 2
+    for half in (rest[:middle], rest[middle:]):
+        if half:
+            yield from _whatever_dies(ray, half, options, desk, workers)
+
+
 def _outcomes(ray: Any, targets: Sequence[Listed], options: Options, desk: str, workers: int) -> Iterator[Outcome]:
     ray.data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)  # its plan and its own counts are not the survey's
-    blocks = max(-(-len(targets) // TARGETS_PER_BLOCK), 1)
+    # Its plan and its counts are not the survey's, and what it raises it need not print as well.
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    at_once = min(workers, len(targets))
+    blocks = max(-(-len(targets) // TARGETS_PER_BLOCK), at_once)
     items = [{"target": listed.target, "year": listed.year or 0} for listed in targets]
     dataset = ray.data.from_items(items, override_num_blocks=blocks).map(
         Worker,
         fn_constructor_args=(options, desk),
-        compute=ray.data.ActorPoolStrategy(size=workers),
+        compute=ray.data.ActorPoolStrategy(size=at_once),
         num_cpus=1,
+        max_restarts=0,
     )
     for row in dataset.iter_rows():
         yield pickle.loads(row["outcome"])
