@@ -9,7 +9,7 @@
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -53,13 +53,11 @@ class HeadNumbers:
 
     def of_layer(self) -> dict[str, float]:
         """Means over heads; the rate of sinks only where there are tokens enough."""
-        found = {
-            "attention_entropy": self.attention_entropy.mean().item(),
-            "effective_tokens": self.effective_tokens.mean().item(),
-            "attention_rank": self.attention_rank.mean().item(),
-        }
-        if self.tokens >= LEAST_TOKENS:
-            found["sink_rate"] = (self.sink > SINK).float().mean().item()
+        has_sink = (self.sink > SINK).to(self.sink.dtype)
+        parts = (self.attention_entropy, self.effective_tokens, has_sink, self.attention_rank)
+        found = dict(zip(ATTENTION_METRICS, torch.stack(parts).mean(1).tolist(), strict=True))
+        if self.tokens < LEAST_TOKENS:
+            del found["sink_rate"]
         return found
 
 
@@ -106,7 +104,7 @@ class AttentionGatherer:
     """Attention of every layer, taken when its branch has been added; a stack whose maps cannot be seen says why."""
 
     chosen: tuple[str, ...]
-    note: Callable[[Place, str, MetricValues], None]
+    note: Callable[[Sequence[Place], str, MetricValues], None]
     maps_of: Callable[[Layer], AttentionMaps] = field(init=False)
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a stack has no numbers."""
@@ -133,7 +131,7 @@ class AttentionGatherer:
         for name in self.chosen:
             values = [numbers[name] for numbers in of_layer if name in numbers]
             found_values = torch.tensor(values, dtype=torch.float64)
-            self.note(place, name, MetricValues(found_values, torch.ones_like(found_values, dtype=torch.bool)))
+            self.note((place,), name, MetricValues(found_values, torch.ones_like(found_values, dtype=torch.bool)))
         self._pending += [(place, numbers) for numbers in found]
 
     def finish(self) -> None:

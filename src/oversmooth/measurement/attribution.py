@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from oversmooth.measurement.evidence import Running, direction, interval
 from oversmooth.measurement.metric import MetricValues
@@ -30,7 +29,8 @@ class Chain:
     """One number at every place of the stream: its changes, per place, per kind of sub-block and in all."""
 
     quantity: str
-    _stream: dict[Place, MetricValues] = field(default_factory=dict)
+    _stream: dict[str, tuple[list[Place], MetricValues]] = field(default_factory=dict)
+    """Of each stack the places of the stream, and the number of every sequence at the first place, at the second..."""
     _parts: dict[str, dict[Place, Running]] = field(default_factory=dict)
     _kinds: dict[str, dict[str, Running]] = field(default_factory=dict)
     _totals: dict[str, Running] = field(default_factory=dict)
@@ -38,23 +38,22 @@ class Chain:
     def begin(self) -> None:
         self._stream.clear()
 
-    def add(self, place: Place, found: MetricValues) -> None:
-        """The number of every sequence at the next place of the stream."""
-        self._stream[place] = found
+    def add(self, label: str, places: list[Place], found: MetricValues) -> None:
+        """The number of every sequence of a batch, at one place of a stack behind the other."""
+        self._stream[label] = (places, found)
 
-    def finish(self, labels: Mapping[str, Any]) -> None:
+    def finish(self) -> None:
         """Takes over the changes of a batch that is complete; a sequence counts if it has a value at every place."""
-        for label in labels:
-            chain = [(place, found) for place, found in self._stream.items() if place.stack == label]
-            if len(chain) < 2:
+        for label, (places, found) in self._stream.items():
+            if len(places) < 2:
                 continue
-            has_all = torch.stack([found.defined for _, found in chain], 1).all(1)
-            complete = torch.stack([found.values for _, found in chain], 1)[has_all].cpu().double().numpy()
+            values, defined = (part.unflatten(0, (len(places), -1)).T for part in (found.values, found.defined))
+            complete = values[defined.all(1)].cpu().double().numpy()
             changes = np.diff(complete, axis=1)
             parts = self._parts.setdefault(label, {})
-            for (place, _), change in zip(chain[1:], changes.T, strict=True):
+            for place, change in zip(places[1:], changes.T, strict=True):
                 parts.setdefault(place, Running()).add(change)
-            kinds = [PART_OF[place.name] for place, _ in chain[1:]]
+            kinds = [PART_OF[place.name] for place in places[1:]]
             for kind in dict.fromkeys(kinds):
                 together = changes[:, [other == kind for other in kinds]].sum(1)
                 self._kinds.setdefault(label, {}).setdefault(kind, Running()).add(together)

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from oversmooth.measurement.attribution import PART_OF
 from oversmooth.measurement.evidence import Running
 from oversmooth.measurement.metric import MetricValues
-from oversmooth.measurement.metrics import largest_norm
 from oversmooth.measurement.moments import Moments
 from oversmooth.models.hooks.places import Place
 from oversmooth.results import DominatingToken
@@ -34,7 +33,6 @@ class _Largest:
     """The largest tokens of one batch at one place."""
 
     place: Place
-    ratios: MetricValues
     shares: Float[Tensor, " batch"]
     columns: Int[Tensor, " batch"]
     channels: Int[Tensor, " batch"]
@@ -42,11 +40,11 @@ class _Largest:
     """Position of the first column."""
     ids: Int[Tensor, "batch token"] | None
 
-    def add_to(self, seen: _Seen) -> None:
+    def add_to(self, seen: _Seen, ratios: Float[np.ndarray, " batch"], defined: Bool[np.ndarray, " batch"]) -> None:
         shares = self.shares.cpu().double().numpy()
-        defined = self.ratios.defined.cpu().numpy() & np.isfinite(shares)
+        defined = defined & np.isfinite(shares)
         positions = self.columns.cpu().numpy()[defined] + self.first
-        seen.ratio.add(self.ratios.values.cpu().double().numpy()[defined])
+        seen.ratio.add(ratios[defined])
         seen.share.add(shares[defined])
         seen.positions.update(positions.tolist())
         seen.channels.update(self.channels.cpu().numpy()[defined].tolist())
@@ -68,13 +66,17 @@ class LargestTokens:
         """`first` is the position of the span's first column; `ids` are the tokens that entered the model, if any did."""
         channel = moments.largest_token.abs().max(1)
         shares = channel.values.square() / moments.largest_token.square().sum(1)
-        self._pending.append(
-            _Largest(place, largest_norm.on(moments), shares, moments.largest, channel.indices, first, ids)
-        )
+        self._pending.append(_Largest(place, shares, moments.largest, channel.indices, first, ids))
 
-    def finish(self) -> None:
+    def finish(self, label: str, places: Sequence[Place], ratios: MetricValues) -> None:
+        """The batch is complete; `ratios` are `largest_norm` at the places of a stack."""
+        values, defined = (
+            part.unflatten(0, (len(places), -1)).cpu().numpy() for part in (ratios.values, ratios.defined)
+        )
+        of_place = dict(zip(places, zip(values.astype(np.float64), defined, strict=True), strict=True))
         for found in self._pending:
-            found.add_to(self._seen.setdefault(found.place, _Seen()))
+            if found.place.stack == label:
+                found.add_to(self._seen.setdefault(found.place, _Seen()), *of_place[found.place])
 
     def results(self) -> tuple[DominatingToken, ...]:
         """For every stack the place where its largest token is largest."""

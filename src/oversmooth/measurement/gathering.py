@@ -1,7 +1,7 @@
 """What is gathered about steps while the model runs: from place to place, over whole blocks, and between any two depths."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -10,7 +10,7 @@ from torch import Tensor
 from oversmooth.measurement.attribution import PART_OF
 from oversmooth.measurement.metric import MetricValues
 from oversmooth.measurement.moments import Moments
-from oversmooth.measurement.steps import UNDONE, Step, StepMetric, undone_by
+from oversmooth.measurement.steps import UNDONE, Step, StepMetric, turned_together, undone_share
 from oversmooth.models.hooks.places import Place
 from oversmooth.results import SpanDistances
 
@@ -20,8 +20,8 @@ SUB_BLOCK_PARTS = ("attention", "cross-attention", "feed-forward", "other")
 SPAN_NUMBERS = 2**24
 """Numbers of hidden states that are kept for the distances between depths: 64 MiB, whatever the size of the model."""
 
-Note = Callable[[Place, str, MetricValues], None]
-"""Called with the place, the name of a metric and its values."""
+Note = Callable[[Sequence[Place], str, MetricValues], None]
+"""Called with places, the name of a metric and its values at the first place, at the second, and so on."""
 
 
 @dataclass
@@ -29,12 +29,18 @@ class StepGatherer:
     """The stream of one stack during one batch: the last place, the last sub-block, and what entered the block."""
 
     chosen: tuple[StepMetric, ...]
-    note: Note
+    arrived: Callable[[Place], None]
+    """Called with the place of every step, when it is done."""
     _last: tuple[Place, Moments] | None = None
     _entered: Moments | None = None
-    _sub_block: tuple[Place, Step] | None = None
+    _sub_block: tuple[Place, Step, Step] | None = None
+    """The last one with its tokens, and without."""
     _workspace: Tensor | None = None
     """Temporaries of every step are written here: fresh memory costs more than what is computed in it."""
+    _done: list[tuple[Place, Step]] = field(default_factory=list)
+    """Every step so far, without its tokens."""
+    _undone: list[tuple[Place, Step, Step, Tensor]] = field(default_factory=list)
+    """Sub-blocks with their next one, and how much of their turns goes together."""
 
     def see(self, place: Place, moments: Moments) -> None:
         """The stream has reached its next place."""
@@ -45,11 +51,12 @@ class StepGatherer:
         if place.depth != before_place.depth or place.name == "final_norm":
             self.leave_block()
         step = self._step(before, moments)
-        self._measure(place, step)
+        done = self._keep(place, step)
         if PART_OF[place.name] in SUB_BLOCK_PARTS and UNDONE in self.chosen:
             if self._sub_block is not None:
-                self.note(self._sub_block[0], UNDONE.name, undone_by(self._sub_block[1], step))
-            self._sub_block = (place, step)
+                first_place, first, first_done = self._sub_block
+                self._undone.append((first_place, first_done, done, turned_together(first, step)))
+            self._sub_block = (place, step, done)
         self._last = (place, moments)
 
     def leave_block(self) -> None:
@@ -58,7 +65,7 @@ class StepGatherer:
             return
         place, moments = self._last
         if place.depth > 0 and moments is not self._entered and place.name != "final_norm":
-            self._measure(Place(place.stack, place.depth, BLOCK), self._step(self._entered, moments))
+            self._keep(Place(place.stack, place.depth, BLOCK), self._step(self._entered, moments))
         self._entered = moments
 
     def _step(self, before: Moments, after: Moments) -> Step:
@@ -66,10 +73,24 @@ class StepGatherer:
             self._workspace = torch.empty_like(after.x)
         return Step(before, after, self._workspace)
 
-    def _measure(self, place: Place, step: Step) -> None:
-        for metric in self.chosen:
-            if metric is not UNDONE:
-                self.note(place, metric.name, metric.on(step))
+    def _keep(self, place: Place, step: Step) -> Step:
+        self.arrived(place)
+        self._done.append((place, step.settled()))
+        return self._done[-1][1]
+
+    def finish(self, note: Note) -> None:
+        """The batch is complete: metrics of all its steps."""
+        self.leave_block()
+        if self._done:
+            places, steps = zip(*self._done, strict=True)
+            together = Step.joined(steps)
+            for metric in self.chosen:
+                if metric is not UNDONE:
+                    note(places, metric.name, metric.on(together))
+        if self._undone:
+            places, firsts, seconds, products = zip(*self._undone, strict=True)
+            found = undone_share(Step.joined(firsts), Step.joined(seconds), torch.cat(products))
+            note(places, UNDONE.name, found)
 
 
 @dataclass

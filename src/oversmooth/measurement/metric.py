@@ -35,6 +35,8 @@ class Metric:
     """Whether the kept tokens have to be a square grid of image patches, row by row."""
     scales: bool = False
     """Whether one token of large norm can decide the value; then `measure` also gives it without the largest token."""
+    of_sums: bool = False
+    """Whether it needs no tokens, only sums over them, so that `measure` computes it for all places together."""
     is_costly: bool = False
     """Whether `measure` takes it on every eighth sequence only, so that it stays cheap beside the forward pass."""
 

@@ -36,14 +36,14 @@ _NO_PAIR = "fewer than two tokens are nonzero"
 _NO_TOKEN = "every token is zero"
 
 
-@metric("mean over i != j of x_i . x_j / (|x_i| |x_j|)", smoothed=1.0, missing_when=_NO_PAIR)
+@metric("mean over i != j of x_i . x_j / (|x_i| |x_j|)", smoothed=1.0, missing_when=_NO_PAIR, of_sums=True)
 def cosine(moments: Moments) -> Float[Tensor, " batch"]:
     """Mean cosine over pairs of distinct tokens, (|sum x_i/|x_i||^2 - n) / (n(n-1)); 1 means that all are parallel.
 
     Signed, at least -1/(n-1). Invariant to scaling each token by a positive factor, to rotating d_model and to token
     order. A pair with a zero token counts as cosine 0; without two nonzero tokens there is no angle and no value.
     """
-    mean = (moments.unit_sum.square().sum(-1) - moments.nonzero) / (moments.n * (moments.n - 1))
+    mean = (moments.unit_sum_squared - moments.nonzero) / (moments.n * (moments.n - 1))
     return mean.clamp(-1, 1).masked_fill(moments.nonzero < 2, torch.nan)
 
 
@@ -59,7 +59,13 @@ def cosine_abs(moments: Moments) -> Float[Tensor, " batch"]:
     return mean.clamp(max=1).masked_fill(moments.nonzero < 2, torch.nan)
 
 
-@metric("norm_F(HC(X)) / norm_F(LC(X))", smoothed=0.0, missing_when="the mean of the tokens is zero", scales=True)
+@metric(
+    "norm_F(HC(X)) / norm_F(LC(X))",
+    smoothed=0.0,
+    missing_when="the mean of the tokens is zero",
+    scales=True,
+    of_sums=True,
+)
 def hfc_lfc(moments: Moments) -> Float[Tensor, " batch"]:
     """Size of what differs between tokens over size of what they share, HFC / LFC; 0 means that all tokens are equal.
 
@@ -69,7 +75,12 @@ def hfc_lfc(moments: Moments) -> Float[Tensor, " batch"]:
     return (moments.hfc_squared / moments.lfc_squared).sqrt()
 
 
-@metric("log(norm_F(HC(X)) / norm_F(LC(X)))", missing_when="all tokens are equal, or their mean is zero", scales=True)
+@metric(
+    "log(norm_F(HC(X)) / norm_F(LC(X)))",
+    missing_when="all tokens are equal, or their mean is zero",
+    scales=True,
+    of_sums=True,
+)
 def log_hfc_lfc(moments: Moments) -> Float[Tensor, " batch"]:
     """Natural logarithm of `hfc_lfc`, log HFC - log LFC; a fall means smoothing, and falls add up over sub-blocks.
 
@@ -81,6 +92,7 @@ def log_hfc_lfc(moments: Moments) -> Float[Tensor, " batch"]:
 @metric(
     "log(norm_F(HC(U)) / norm_F(LC(U))), u_i = x_i / |x_i|",
     missing_when="all tokens are parallel, cancel out, or are zero but one",
+    of_sums=True,
 )
 def log_hfc_lfc_unit(moments: Moments) -> Float[Tensor, " batch"]:
     """`log_hfc_lfc` of tokens at length one, log((n-1)(1-c) / (1+(n-1)c)) / 2 with c = `cosine`; a fall means smoothing.
@@ -94,7 +106,7 @@ def log_hfc_lfc_unit(moments: Moments) -> Float[Tensor, " batch"]:
     return (hfc_squared.log() - lfc_squared.masked_fill(is_rounding, torch.nan).log()) / 2
 
 
-@metric("(1/n) sum over i, j of |x_i - x_j|^2 = 2 norm_F(HC(X))^2", smoothed=0.0, scales=True)
+@metric("(1/n) sum over i, j of |x_i - x_j|^2 = 2 norm_F(HC(X))^2", smoothed=0.0, scales=True, of_sums=True)
 def dirichlet(moments: Moments) -> Float[Tensor, " batch"]:
     """Dirichlet energy on the complete graph, (1/n) sum_ij |x_i - x_j|^2 = 2 HFC^2; 0 means that all tokens are equal.
 
@@ -156,7 +168,7 @@ def stable_rank(moments: Moments) -> Float[Tensor, " batch"]:
     return squares.sum(1) / squares.amax(1)
 
 
-@metric("mean over i of |x_i|", scales=True)
+@metric("mean over i of |x_i|", scales=True, of_sums=True)
 def token_norm(moments: Moments) -> Float[Tensor, " batch"]:
     """Mean Euclidean norm of the tokens, (1/n) sum |x_i|; it says on what scale the features live, not how smooth.
 
@@ -165,7 +177,7 @@ def token_norm(moments: Moments) -> Float[Tensor, " batch"]:
     return moments.norms.sum(1) / moments.n
 
 
-@metric("standard deviation over i of |x_i|", smoothed=0.0, scales=True)
+@metric("standard deviation over i of |x_i|", smoothed=0.0, scales=True, of_sums=True)
 def token_norm_spread(moments: Moments) -> Float[Tensor, " batch"]:
     """Standard deviation (dividing by n) of the norms |x_i|; large beside `token_norm` means a few massive tokens.
 
@@ -175,7 +187,12 @@ def token_norm_spread(moments: Moments) -> Float[Tensor, " batch"]:
     return (deviations.square().sum(1) / moments.n).sqrt()
 
 
-@metric("max over i of |x_i| / median over i of |x_i|", smoothed=1.0, missing_when="half of the tokens are zero")
+@metric(
+    "max over i of |x_i| / median over i of |x_i|",
+    smoothed=1.0,
+    missing_when="half of the tokens are zero",
+    of_sums=True,
+)
 def largest_norm(moments: Moments) -> Float[Tensor, " batch"]:
     """Norm of the largest token over the median norm; far above 1 means that one token carries HFC and LFC.
 

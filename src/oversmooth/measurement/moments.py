@@ -74,7 +74,9 @@ class Moments:
         if len(self.x) == 1 and before % step == 0:
             return self
         rows = slice(-before % step, None, step)
-        return Moments(self.h[rows], self.keep[rows], self.x[rows], self.mask[rows], self.n[rows])
+        found = Moments(self.h[rows], self.keep[rows], self.x[rows], self.mask[rows], self.n[rows])
+        found.__dict__.update({"norms": self.norms[rows], "sums": tuple(part[rows] for part in self.sums)})
+        return found
 
     @property
     def dtype(self) -> torch.dtype:
@@ -157,6 +159,11 @@ class Moments:
         return self.sums[1]
 
     @cached_property
+    def unit_sum_squared(self) -> Float[Tensor, " batch"]:
+        """|sum of u_i|^2."""
+        return self.unit_sum.square().sum(-1)
+
+    @cached_property
     def unit_hfc_squared(self) -> Float[Tensor, " batch"]:
         """HFC^2 of the tokens of length one; accurate however parallel they are, as `hfc_squared` is."""
         difference = self.nonzero - self.unit_lfc_squared
@@ -169,7 +176,7 @@ class Moments:
     @cached_property
     def unit_lfc_squared(self) -> Float[Tensor, " batch"]:
         """LFC^2 of the tokens of length one."""
-        return self.unit_sum.square().sum(-1) / self.n
+        return self.unit_sum_squared / self.n
 
     @cached_property
     def largest(self) -> Int[Tensor, " batch"]:

@@ -7,6 +7,7 @@ the forward pass; of the stream, a place and the sub-block before it are held wh
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from oversmooth.measurement.attribution import Chain
 from oversmooth.measurement.dominating import LargestTokens
 from oversmooth.measurement.evidence import Running
 from oversmooth.measurement.gathering import SpanGatherer, StepGatherer
+from oversmooth.measurement.joining import LEAST_WITHOUT, PlaceSums, without_largest
 from oversmooth.measurement.metric import Metric, MetricValues
-from oversmooth.measurement.metrics import log_hfc_lfc, log_hfc_lfc_unit
+from oversmooth.measurement.metrics import largest_norm, log_hfc_lfc, log_hfc_lfc_unit
 from oversmooth.measurement.moments import Kept, Moments, measurable
 from oversmooth.measurement.passes import Seen
 from oversmooth.measurement.selection import Selection
@@ -33,8 +35,6 @@ from oversmooth.results import Missing, PlaceValue, SpanDistances
 
 EVERY = 8
 """Metrics that cost much are taken of every so many-th sequence."""
-LEAST_WITHOUT = 3
-"""Tokens that a sequence needs for numbers without its largest one."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -42,8 +42,10 @@ class _Noted:
     """Numbers of one batch on their way to the sums that they belong to."""
 
     sums: dict[tuple[Place, str], Running]
-    key: tuple[Place, str]
+    places: Sequence[Place]
+    metric: str
     found: MetricValues
+    """At the first place, at the second, and so on."""
 
 
 @dataclass
@@ -68,7 +70,10 @@ class MeasurementObserver:
     _keep: dict[str, tuple[Bool[Tensor, "batch token"], Bool[Tensor, " batch"]]] = field(default_factory=dict)
     _kept: dict[str, Kept | None] = field(default_factory=dict)
     """What is measured of each stack; `None` where no sequence keeps two tokens."""
+    _order: dict[Place, int] = field(default_factory=dict)
+    """Places as they came."""
     _pending: list[_Noted] = field(default_factory=list)
+    _place_sums: dict[str, PlaceSums] = field(default_factory=dict)
     _steps: dict[str, StepGatherer] = field(default_factory=dict)
     _spans: dict[str, SpanGatherer] = field(default_factory=dict)
 
@@ -84,6 +89,7 @@ class MeasurementObserver:
         self._inputs = inputs
         self._keep.clear()
         self._pending.clear()
+        self._place_sums.clear()
         self._steps.clear()
         for chain in (self.chain, self.unit_chain):
             chain.begin()
@@ -104,10 +110,13 @@ class MeasurementObserver:
         if len(h) > len(kept.n):
             h = h[self._keep[place.stack][1]]
         moments = Moments.of(h, kept)
+        self._arrived(place)
         broken = int((~moments.is_finite).sum())
         if broken and place.stack not in {known.stack for known in self.problems}:
             where = f"{place.stack + ', ' if place.stack else ''}depth {place.depth}, {place.name}"
             self.problems[place] = f"NaN or infinity in {broken} of {len(h)} sequences, first seen at {where}"
+        metrics = tuple(metric for metric in self.chosen.states if metric.of_sums)
+        self._place_sums.setdefault(place.stack, PlaceSums(metrics)).see(place, moments)
         if place.name in self.names:
             self._measure(place, moments)
         if on_stream(place.name, self.stacks[place.stack].arch.residual):
@@ -126,42 +135,43 @@ class MeasurementObserver:
         return self._kept[label]
 
     def _measure(self, place: Place, moments: Moments) -> None:
-        """Metrics of the state itself, and those that one token can decide also without the largest one."""
+        """Metrics that need the tokens, and those that one token can decide also without the largest one."""
         costly = [metric for metric in self.chosen.states if metric.is_costly]
         few = moments.every(EVERY, self.seen.sequences) if costly else moments
         for metric in self.chosen.states:
             sums = few if metric.is_costly else moments
+            if metric.of_sums:
+                continue  # at the end of the batch, for all places together
             if not len(sums.n):
-                self._note(place, metric.name, MetricValues(sums.norms.sum(1), sums.is_finite))
+                self._note((place,), metric.name, MetricValues(sums.norms.sum(1), sums.is_finite))
                 continue
-            self._note(place, metric.name, _valued(metric, sums))
-            if not metric.scales:
-                continue
-            has_enough = sums.n >= LEAST_WITHOUT
-            if bool(has_enough.any()):
-                found = _valued(metric, sums.without_largest)
-                found = MetricValues(found.values, found.defined & has_enough)
-                self._pending.append(_Noted(self._without, (place, metric.name), found))
+            self._note((place,), metric.name, _valued(metric, sums))
+            if metric.scales and bool((sums.n >= LEAST_WITHOUT).any()):
+                found = without_largest(metric, sums.without_largest)
+                self._pending.append(_Noted(self._without, (place,), metric.name, found))
 
     def _follow(self, place: Place, moments: Moments, kept: Kept) -> None:
         """The stream has reached its next place."""
-        for chain, metric in ((self.chain, log_hfc_lfc), (self.unit_chain, log_hfc_lfc_unit)):
-            chain.add(place, metric.on(moments))
         ids = self._inputs.get(TEXT)
         keep, has_two = self._keep[place.stack]
         if ids is not None:
             ids = ids[has_two.to(ids.device)] if tuple(ids.shape) == tuple(keep.shape) else None
         self.largest.see(place, moments, kept.span.start or 0, ids)
         if self.chosen.steps:
-            self._steps.setdefault(place.stack, StepGatherer(self.chosen.steps, self._note)).see(place, moments)
+            self._steps.setdefault(place.stack, StepGatherer(self.chosen.steps, self._arrived)).see(place, moments)
         if self.chosen.has_spans and place.name != "final_norm":
             stack = self.stacks[place.stack]
             # Of hybrids the last block may have no attention and no pass of its own; its end is seen all the same.
             depths = max(stack.names.blocks_in_model + 1, *(depth + 2 for passes in stack.passes for depth in passes))
             self._spans.setdefault(place.stack, SpanGatherer(place.stack, depths)).see(place.depth, moments)
 
-    def _note(self, place: Place, metric: str, found: MetricValues) -> None:
-        self._pending.append(_Noted(self._sums, (place, metric), found))
+    def _arrived(self, place: Place) -> None:
+        self._order.setdefault(place, len(self._order))
+
+    def _note(self, places: Sequence[Place], metric: str, found: MetricValues) -> None:
+        for place in places:
+            self._arrived(place)
+        self._pending.append(_Noted(self._sums, places, metric, found))
 
     def finish(self) -> Bool[Tensor, "batch token"]:
         with unwatched() if self.chosen.attention else nullcontext():
@@ -170,20 +180,39 @@ class MeasurementObserver:
         return keep
 
     def _finish(self) -> None:
+        for label, sums in self._place_sums.items():
+            self._join(label, sums)
         for steps in self._steps.values():
-            steps.leave_block()
+            steps.finish(self._note)
         _add(self._pending)
         for chain in (self.chain, self.unit_chain):
-            chain.finish(self._keep)
+            chain.finish()
         for spans in self._spans.values():
             spans.finish()
-        self.largest.finish()
         self.attention.finish()
+
+    def _join(self, label: str, sums: PlaceSums) -> None:
+        """Numbers that need sums only, at all places of a stack together."""
+        whole, others = sums.join()
+        is_asked = [place.name in self.names for place in sums.places]
+        asked = list(compress(sums.places, is_asked))
+        for metric in sums.metrics if asked else ():
+            self._note(asked, metric.name, sums.rows(metric.on(whole), is_asked))
+            if metric.scales and others is not None:
+                found = sums.rows(without_largest(metric, others), is_asked)
+                self._pending.append(_Noted(self._without, asked, metric.name, found))
+        is_stream = [on_stream(place.name, self.stacks[label].arch.residual) for place in sums.places]
+        stream = list(compress(sums.places, is_stream))
+        for chain, metric in ((self.chain, log_hfc_lfc), (self.unit_chain, log_hfc_lfc_unit)):
+            chain.add(label, stream, sums.rows(metric.on(whole), is_stream))
+        self.largest.finish(label, stream, sums.rows(largest_norm.on(whole), is_stream))
 
     # --- results ---
 
     def values(self) -> tuple[PlaceValue, ...]:
-        found = [self._value(place, metric, sums) for (place, metric), sums in self._sums.items()]
+        in_order = {name: number for number, (name, _) in enumerate(self.chosen.definitions())}
+        keys = sorted(self._sums, key=lambda key: (self._order[key[0]], in_order[key[1]]))
+        found = [self._value(place, metric, self._sums[place, metric]) for place, metric in keys]
         for stack, reason in self.attention.reasons.items():
             place = Place(stack, 0, ATTENTION)
             missing = (Missing(field="mean", reason=reason),)
@@ -217,17 +246,18 @@ def _add(pending: Sequence[_Noted]) -> None:
     """Adds what a batch gave; numbers of as many sequences on one device are moved and converted together."""
     alike: dict[tuple[int, torch.device], list[_Noted]] = {}
     for noted in pending:
-        noted.sums.setdefault(noted.key, Running())
-        alike.setdefault((len(noted.found.values), noted.found.values.device), []).append(noted)
-    for group in alike.values():
-        values = torch.stack([noted.found.values.double() for noted in group]).cpu().numpy()
-        defined = torch.stack([noted.found.defined for noted in group]).cpu().numpy()
+        sequences = len(noted.found.values) // len(noted.places)
+        alike.setdefault((sequences, noted.found.values.device), []).append(noted)
+    for (sequences, _), group in alike.items():
+        values = torch.cat([noted.found.values.double() for noted in group]).cpu().numpy().reshape(-1, sequences)
+        defined = torch.cat([noted.found.defined for noted in group]).cpu().numpy().reshape(-1, sequences)
+        sums = [noted.sums.setdefault((place, noted.metric), Running()) for noted in group for place in noted.places]
         counts = defined.sum(1)
         means = np.where(defined, values, 0).sum(1) / np.maximum(counts, 1)
         squares = np.square(np.where(defined, values - means[:, None], 0)).sum(1)
-        for noted, *facts in zip(group, counts.tolist(), means.tolist(), squares.tolist(), strict=True):
+        for running, *facts in zip(sums, counts.tolist(), means.tolist(), squares.tolist(), strict=True):
             if facts[0]:
-                noted.sums[noted.key].join(*facts)
+                running.join(*facts)
 
 
 def _valued(metric: Metric, moments: Moments) -> MetricValues:

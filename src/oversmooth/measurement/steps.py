@@ -14,7 +14,7 @@ and it splits exactly, with LC and HC the shared and the differing part of U (do
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,10 +22,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from oversmooth.measurement.joining import joined, made_of, settled
 from oversmooth.measurement.metric import MetricValues
 from oversmooth.measurement.moments import Moments
 
 PerSequence = Float[Tensor, " batch"]
+OF_STEP = ("added_norms", "unit_product", "shared_turn")
+"""What is computed from the tokens at both ends."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,20 +86,35 @@ class Step:
         return 2 * ((second - first) / 2).sin().square()
 
     @cached_property
+    def unit_product(self) -> Float[Tensor, " batch"]:
+        """Product of the sums of the tokens at length one, before and behind."""
+        return (self.before.unit_sum.double() * self.after.unit_sum.double()).sum(-1)
+
+    @cached_property
     def shared_turn(self) -> Float[Tensor, " batch"]:
         """LFC LFC' (1 - cos(m, m')) / n, m and m' the means of the tokens at length one."""
-        first, second = self.before.unit_sum.double(), self.after.unit_sum.double()
-        sizes = first.norm(dim=-1) * second.norm(dim=-1)
-        return (sizes - (first * second).sum(-1)) / self.before.n.square()
+        sizes = self.before.unit_sum.double().norm(dim=-1) * self.after.unit_sum.double().norm(dim=-1)
+        return (sizes - self.unit_product) / self.before.n.square()
 
     @cached_property
     def differing_turn(self) -> Float[Tensor, " batch"]:
         """HFC HFC' (1 - cos(HC(U), HC(U'))) / n."""
         n = self.before.n
         sizes = (self.before.unit_hfc_squared.double() * self.after.unit_hfc_squared.double()).sqrt()
-        shared = (self.before.unit_sum.double() * self.after.unit_sum.double()).sum(-1) / n
         together = n * (1 - self.influence.double())
-        return (sizes - (together - shared)) / n
+        return (sizes - (together - self.unit_product / n)) / n
+
+    def settled(self) -> "Step":
+        """What metrics need of it, without the tokens."""
+        ends: dict[str, object] = {"before": settled(self.before), "after": settled(self.after)}
+        return made_of(Step, ends | {name: getattr(self, name) for name in OF_STEP})
+
+    @staticmethod
+    def joined(steps: "Sequence[Step]") -> "Step":
+        """Several steps without tokens, one behind the other, as if they were sequences of one batch."""
+        before, after = joined([step.before for step in steps]), joined([step.after for step in steps])
+        ends: dict[str, object] = {"before": before, "after": after}
+        return made_of(Step, ends | {name: torch.cat([getattr(step, name) for step in steps]) for name in OF_STEP})
 
     def mean(self, by_token: Float[Tensor, "batch span"]) -> PerSequence:
         """Mean over the kept tokens; dropped ones hold zero."""
@@ -200,6 +218,14 @@ STEP_METRICS[UNDONE.name] = UNDONE
 
 def undone_by(first: Step, second: Step) -> MetricValues:
     """Which share of a step the next one takes back: 1 if all of it, 0 if none, below 0 where it goes on the same way."""
-    together = torch.mul(first.turn, second.turn, out=second.workspace).flatten(1).sum(1)
+    return undone_share(first, second, turned_together(first, second))
+
+
+def turned_together(first: Step, second: Step) -> PerSequence:
+    """Sum over tokens of the product of two turns."""
+    return torch.mul(first.turn, second.turn, out=second.workspace).flatten(1).sum(1)
+
+
+def undone_share(first: Step, second: Step, together: PerSequence) -> MetricValues:
     raw = -together / first.turns_squared.sum(1)
     return MetricValues(raw, raw.isfinite() & first.is_angular & second.is_angular)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from oversmooth.errors import GivenTwice, NameTaken, NotAGrid, TooFewTokens, UnknownName, WrongShape
 from oversmooth.measurement import metrics
+from oversmooth.measurement.joining import SUMS, joined, settled
 from oversmooth.measurement.metrics import DEFAULT_METRICS, METRICS, evaluate, lookup
 from oversmooth.measurement.moments import Moments, measurable
 
@@ -274,6 +275,24 @@ def test_numbers_without_the_largest_token_are_those_of_the_other_tokens():
     without = Moments.of(h, kept(h)).without_largest
     for name in (metric.name for metric in METRICS.values() if metric.scales):
         torch.testing.assert_close(METRICS[name].on(without).values, values(name, others), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", [metric.name for metric in METRICS.values() if metric.of_sums])
+def test_a_metric_of_sums_gives_at_all_places_together_what_it_gives_at_each_and_needs_no_tokens(name):
+    first, second = random_tokens(3, 6, 8, dtype=torch.float32), random_tokens(3, 6, 8, seed=1, dtype=torch.float32)
+    second[1] = second[1, :1]  # all tokens equal: no logarithm of HFC
+    second[2, 4] = torch.nan
+    keep = kept(first)
+    keep[0, 4:] = False
+    places = [Moments.of(h, keep) for h in (first, second)]
+    together = METRICS[name].on(joined([settled(place) for place in places]))
+    alone = [METRICS[name].on(place) for place in places]
+    assert torch.equal(together.values, torch.cat([found.values for found in alone]))
+    assert torch.equal(together.defined, torch.cat([found.defined for found in alone]))
+    if METRICS[name].scales:
+        others = METRICS[name].on(joined([settled(place.without_largest, SUMS) for place in places]))
+        expected = torch.cat([METRICS[name].on(place.without_largest).values for place in places])
+        assert torch.equal(others.values, expected)
 
 
 # --- invariances ----------------------------------------------------------------------------------------------------

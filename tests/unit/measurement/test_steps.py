@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import oversmooth as osm
 from oversmooth.measurement.moments import Moments
-from oversmooth.measurement.steps import STEP_METRICS, Step, undone_by
+from oversmooth.measurement.steps import STEP_METRICS, Step, turned_together, undone_by, undone_share
 
 BOUNDED = settings(derandomize=True, deadline=None, max_examples=25)
 seeds = st.integers(0, 10_000)
@@ -203,3 +203,23 @@ def test_distances_between_depths_are_those_of_the_models_own_hidden_states():
             assert spans.influence[i][j] == pytest.approx(influence.item(), abs=1e-5)
             assert spans.angular_distance[i][j] == pytest.approx(angle.item(), abs=1e-3)
     assert spans.sequences == 2
+
+
+@pytest.mark.parametrize("name", [name for name in STEP_METRICS if name != "undone"])
+def test_steps_without_their_tokens_give_together_what_each_gives_with_them(name):
+    x, y, z = (tokens(2, 5, 6, seed=seed, dtype=torch.float32) for seed in range(3))
+    y[1, 3] = 0  # a token without an angle
+    steps = [step(x, y), step(y, z)]
+    together = STEP_METRICS[name].on(Step.joined([one.settled() for one in steps]))
+    alone = [STEP_METRICS[name].on(one) for one in steps]
+    assert torch.equal(together.defined, torch.cat([found.defined for found in alone]))
+    torch.testing.assert_close(
+        together.values, torch.cat([found.values for found in alone]), rtol=0, atol=0, equal_nan=True
+    )
+
+
+def test_what_is_undone_is_the_same_once_the_tokens_are_gone():
+    x, y, z = (tokens(2, 5, 6, seed=seed) for seed in range(3))
+    first, second = step(x, y), step(y, z)
+    found = undone_share(first.settled(), second.settled(), turned_together(first, second))
+    torch.testing.assert_close(found.values, undone_by(first, second).values, rtol=0, atol=0)
