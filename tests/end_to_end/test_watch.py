@@ -61,6 +61,32 @@ def test_the_page_follows_a_run_without_being_loaded_again(tmp_path):
         server.shutdown()
 
 
+def test_sentences_and_the_table_follow_the_runs_too_and_stay_sorted(tmp_path):
+    folders = [run_folder(tmp_path / "a"), run_folder(tmp_path / "b", variant="sharpen", seed=1)]
+    log(folders[0], 10, loss=1.5)
+
+    def rows():
+        return [row.split("\t") for row in seen.page.locator("#runs-table tbody").inner_text().splitlines()]
+
+    def steps():
+        return [(row[0], row[2]) for row in rows()]
+
+    with page_server(lambda: watched_page([read_run_folder(folder) for folder in folders])) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        with opened(f"http://{LOOPBACK}:{server.server_address[1]}/") as seen:
+            seen.page.get_by_role("button", name="steps", exact=True).click()
+            assert steps() == [("sharpen, seed 1", "0"), ("vanilla, seed 0", "10")]
+            said = seen.page.locator("#findings").inner_text()
+            seen.page.evaluate("window.stayed = true; document.getElementById('findings').textContent = 'old'")
+            log(folders[1], 20, loss=1.0)
+            until(seen.page, "document.querySelector('#runs-table tbody').innerText.includes('20')")
+            assert steps() == [("vanilla, seed 0", "10"), ("sharpen, seed 1", "20")]
+            assert seen.page.locator("#findings").inner_text() == said
+            assert seen.page.evaluate("window.stayed") is True
+            assert seen.errors == []
+        server.shutdown()
+
+
 def test_folds_of_a_variant_belong_together_like_seeds(tmp_path):
     folders = [
         run_folder(tmp_path / f"fold{k}", seed=k, overrides=["data.folds=5", f"data.fold={k}"]) for k in range(2)

@@ -4,11 +4,13 @@ import http.client
 import json
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from oversmooth.errors import BadValue, BrokenFile
-from oversmooth.output.report.blocks import Page, Plot, Section
+from oversmooth.output.findings import Finding
+from oversmooth.output.report.blocks import Page, Plot, Section, table_of
 from oversmooth.output.report.serving import LOOPBACK, page_server
 
 
@@ -19,7 +21,8 @@ def page(number):
         eyebrow="",
         verdict=f"step {number} <b>",
         facts=(("steps", str(number)),),
-        sections=(Section(id="top", blocks=[plot]),),
+        findings=(Finding(text=f"finding {number}", section="top", title="Top"),),
+        sections=(Section(id="top", blocks=[plot, table_of("runs", "Runs", [{"run": "a", "steps": number}])]),),
         footer="",
     )
 
@@ -51,7 +54,18 @@ def test_page_and_numbers_are_made_when_they_are_asked_for():
         assert news["verdict"] == "step 2 <b>"
         assert news["facts"] == [["steps", "2"]]
         assert news["figures"]["loss"]["traces"][0]["y"] == [2]
+        assert news["findings"] == [{"text": "finding 2", "section": "top", "title": "Top"}]
+        assert [cell["shown"] for cell in news["tables"]["runs"][0]] == ["a", "2"]
+        assert f'data-parts="{news["parts"]}"' in html
         assert json.loads(get(port, "/figures.json")[1])["figures"]["loss"]["traces"][0]["y"] == [3]
+
+
+def test_a_page_with_other_columns_or_without_sentences_has_other_parts():
+    both = page(1)
+    assert both.parts == page(2).parts
+    assert replace(both, findings=()).parts != both.parts
+    wider = Section(id="top", blocks=[*both.sections[0].blocks[:1], table_of("runs", "Runs", [{"run": "a", "of": 2}])])
+    assert replace(both, sections=(wider,)).parts != both.parts
 
 
 def test_other_paths_and_other_names_for_this_machine_are_refused():

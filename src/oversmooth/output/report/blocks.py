@@ -191,6 +191,19 @@ class Page:
     updates: str = ""
     """Where a page that is served while a run trains asks for newer numbers; empty for a file."""
 
+    @property
+    def tables(self) -> list[Table]:
+        return [block for section in self.sections for block in section.blocks if isinstance(block, Table)]
+
+    @property
+    def parts(self) -> str:
+        """Names of everything whose content changes while the page is watched: two pages with the same are laid out alike."""
+        blocks = [block for section in self.sections for block in section.blocks]
+        pairs = [block.plots if isinstance(block, Pair) else (block,) for block in blocks]
+        plots = [block.id for pair in pairs for block in pair if isinstance(block, Plot)]
+        columns = [f"{table.id}({','.join(column.name for column in table.columns)})" for table in self.tables]
+        return " ".join([*plots, *columns, *(["findings"] if self.findings else [])])
+
 
 def cell(value: object, tone: str = "") -> Cell:
     """A value as a cell: numbers are short to read and exact to sort."""

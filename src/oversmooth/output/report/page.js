@@ -108,48 +108,72 @@
       save(button.dataset.csv + ".csv", new Blob([rows.join("\n") + "\n"], { type: "text/csv" }));
     });
   }
+  const sort = (table, column, rising) => {
+    const key = (row) => row.cells[column].dataset.value ?? row.cells[column].innerText;
+    const number = (text) => (text.trim() !== "" && isFinite(Number(text)) ? Number(text) : null);
+    const rows = [...table.tBodies[0].rows].sort((a, b) => {
+      const [x, y] = [key(a), key(b)];
+      const [p, q] = [number(x), number(y)];
+      const order = p !== null && q !== null ? p - q : p !== null ? -1 : q !== null ? 1 : x.localeCompare(y);
+      return rising ? order : -order;
+    });
+    table.tBodies[0].append(...rows);
+  };
   for (const table of document.querySelectorAll("table.sortable")) {
     [...table.tHead.rows[0].cells].forEach((head, column) => {
       head.querySelector("button").addEventListener("click", () => {
         const rising = head.getAttribute("aria-sort") !== "ascending";
         [...table.tHead.rows[0].cells].forEach((other) => other.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", rising ? "ascending" : "descending");
-        const key = (row) => row.cells[column].dataset.value ?? row.cells[column].innerText;
-        const number = (text) => (text.trim() !== "" && isFinite(Number(text)) ? Number(text) : null);
-        const rows = [...table.tBodies[0].rows].sort((a, b) => {
-          const [x, y] = [key(a), key(b)];
-          const [p, q] = [number(x), number(y)];
-          const order = p !== null && q !== null ? p - q : p !== null ? -1 : q !== null ? 1 : x.localeCompare(y);
-          return rising ? order : -order;
-        });
-        table.tBodies[0].append(...rows);
+        sort(table, column, rising);
       });
     });
   }
 
-  // A page that is served while a run trains asks for newer numbers; where other figures come, it is loaded again.
+  // A page that is served while a run trains asks for newer numbers and shows them in place: figures, sentences, tables.
+  // Where it would have other parts than before, it is loaded again.
   const updates = document.body.dataset.updates;
   const EVERY = 2000; // milliseconds
-  const texts = (parent, rows) => parent && parent.replaceChildren(...rows);
-  const fact = ([name, value]) => {
-    const item = document.createElement("li"), strong = document.createElement("b");
-    strong.textContent = value;
-    item.append(name + " ", strong);
-    return item;
+  const item = (name, ...inside) => {
+    const node = document.createElement(name);
+    node.append(...inside);
+    return node;
+  };
+  const fact = ([name, value]) => item("li", name + " ", item("b", value));
+  const finding = ({ text, section, title }) => {
+    const link = item("a", title);
+    link.href = "#" + section;
+    return item("li", text, ...(section ? [" ", link] : []));
+  };
+  const cell = ({ shown, value, tone, text }) => {
+    const node = item("td", shown);
+    node.className = tone + (text ? " text" : "");
+    if (value !== null) node.dataset.value = value;
+    return node;
+  };
+  const fill = (table, rows) => {
+    table.tBodies[0].replaceChildren(...rows.map((row) => item("tr", ...row.map(cell))));
+    const column = [...table.tHead.rows[0].cells].findIndex((head) => head.hasAttribute("aria-sort"));
+    if (column >= 0) sort(table, column, table.tHead.rows[0].cells[column].getAttribute("aria-sort") === "ascending");
   };
   let seen = "";
+  const show = (news) => {
+    data = news.figures;
+    document.getElementById("verdict-line").textContent = news.verdict;
+    document.getElementById("facts").replaceChildren(...news.facts.map(fact));
+    if (news.findings.length) document.getElementById("findings").replaceChildren(...news.findings.map(finding));
+    for (const [id, rows] of Object.entries(news.tables)) fill(document.getElementById(id), rows);
+    redraw();
+  };
   const ask = async () => {
     try {
       const answer = await fetch(updates, { cache: "no-store" });
       const text = answer.ok ? await answer.text() : seen;
       if (text === seen) return;
       const news = JSON.parse(text);
-      if (Object.keys(news.figures).join() !== Object.keys(data).join()) return location.reload();
+      if (news.parts !== document.body.dataset.parts) return location.reload();
       seen = text;
-      data = news.figures;
-      document.getElementById("verdict-line").textContent = news.verdict;
-      texts(document.getElementById("facts"), news.facts.map(fact));
-      redraw();
+      show(news);
     } catch { /* the server has gone: the page stays as it was */ } finally { setTimeout(ask, EVERY); }
   };
   if (updates) ask();

@@ -1,13 +1,13 @@
 """A page that is made anew whenever it is asked for, on this machine only: `oversmooth watch`.
 
-`/` is the page and `/figures.json` its numbers, which the page asks for every few seconds and draws in place. Nothing
-else is served, to nobody but this machine: the server listens on the loopback address and refuses other host names, so
-that a page on the web cannot read it by pointing a name of its own at 127.0.0.1.
+`/` is the page and `/figures.json` its numbers and sentences, which the page asks for every few seconds and shows in
+place. Nothing else is served, to nobody but this machine: the server listens on the loopback address and refuses other
+host names, so that a page on the web cannot read it by pointing a name of its own at 127.0.0.1.
 """
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -67,10 +67,12 @@ def _handler(make: Callable[[], Page]) -> type[BaseHTTPRequestHandler]:
 
 
 def _news(page: Page) -> dict[str, Any]:
-    """What changes on a page while a run trains."""
+    """What changes on a page while a run trains; `parts` tells whether it still has the same ones."""
     return {
+        "parts": page.parts,
         "verdict": page.verdict,
         "facts": [list(fact) for fact in page.facts],
-        "findings": [finding.text for finding in page.findings],
+        "findings": [asdict(finding) for finding in page.findings],
+        "tables": {table.id: [[asdict(cell) for cell in row] for row in table.rows] for table in page.tables},
         "figures": figures_of(page),
     }

@@ -110,6 +110,9 @@ def _figure(title: str, names: list[tuple[str, int]], points: Sequence[Point]) -
             }
         )
     metric = title.rpartition("/")[2]
+    line = "layer" if "/layer_" in names[0][0] else "depth"
+    ends = [trace["y"][k] for trace in traces[-1:] if trace["y"] for k in (0, -1)]
+    deepest = f"; the deepest goes from {ends[0]:.3g} to {ends[1]:.3g}" if ends else ""
     return Plot(
         id=f"training-{re.sub(r'[^a-z0-9]+', '-', title.lower())}",
         figure={
@@ -120,6 +123,6 @@ def _figure(title: str, names: list[tuple[str, int]], points: Sequence[Point]) -
                 "yaxis": {"title": {"text": TITLES.get(metric, metric)}},
             },
         },
-        caption=f"{TITLES.get(metric, metric)} over training; one line per depth, pale is shallow, strong is deep.",
-        alt=f"Line plot of {title} over training steps; the table below has every number.",
+        caption=f"{TITLES.get(metric, metric)} over training; one line per {line}, pale is shallow, strong is deep.",
+        alt=f"Line plot of {title} over training steps, one line per {line}{deepest}.",
     )
