@@ -85,7 +85,7 @@ def test_models_are_compared_by_loss_too(model, tmp_path):
         ("measure", ("--lengths", "4"), ("lengths", "at least two")),
         ("measure", ("--lengths", "4,400"), ("texts of at least 400 tokens", "the longest of 12")),
         ("measure", ("--page", "page.html"), ("--page", "--lengths")),
-        ("measure", ("--lengths", "4,8", "--parquet", "rows.parquet"), ("--lengths", "--parquet")),
+        ("measure", ("--lengths", "4,8", "--at", "all"), ("--lengths", "--at")),
         ("predict", ("--lengths", "4,8", "--heads"), ("--lengths", "--heads")),
     ],
 )

@@ -15,7 +15,6 @@ VALUES: dict[str, tuple[str, ...]] = {
     ),
     "dtype": ("stored", "float32", "bfloat16", "float16"),
     "engine": ("auto", "serial", "process", "ray"),
-    "format": ("html", "md"),
     "loss_task": ("causal language", "masked language", "classification", "similarity"),
     "metric": (
         *(
@@ -37,6 +36,7 @@ VALUES: dict[str, tuple[str, ...]] = {
         *("influence_shared", "influence_differing", "undone"),
         *("attention_entropy", "effective_tokens", "sink_rate", "attention_rank"),
     ),
+    "page_format": ("html", "md"),
     "part": ("attention", "feed-forward", "block"),
     "place": (
         *("all", "stream", "norms", "branches"),
@@ -45,6 +45,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     ),
     "precision": ("float32", "float64"),
     "prefix_tokens": ("keep", "drop"),
+    "printed_format": ("table", "md", "json"),
     "prune_by": ("influence", "loss"),
     "scale": ("cpu", "full"),
     "setting": ("superglue", "glue"),

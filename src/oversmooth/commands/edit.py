@@ -1,17 +1,15 @@
 """`oversmooth edit` and `edit-curve`: value maps of a checkpoint changed, and what that costs."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from oversmooth.commands import completion
 from oversmooth.commands.options import (
-    CsvFile,
     DataOption,
     Device,
     Heads,
-    Json,
     LossTask,
     ModelType,
     TargetArgument,
@@ -20,11 +18,14 @@ from oversmooth.commands.options import (
     embedded_default,
 )
 from oversmooth.commands.reading import reads_data
-from oversmooth.commands.showing import show
+from oversmooth.commands.showing import Showing, show, shows_rows
 from oversmooth.data.reading import ReadingOptions
 from oversmooth.errors import BadValue, Conflict
 from oversmooth.output.terminal.progress_bars import one_bar
 from oversmooth.output.whole_files import require_writable
+
+if TYPE_CHECKING:
+    from oversmooth.results import Control
 
 Sharpen = Annotated[bool, typer.Option("--sharpen", help="Move the eigenvalues of H into [-1, 0].")]
 Smooth = Annotated[bool, typer.Option("--smooth", help="Move the eigenvalues of H into [0, 1].")]
@@ -50,6 +51,7 @@ def _interval(sharpen: bool, smooth: bool, interval: tuple[float, float] | None)
 
 
 @reads_data
+@shows_rows
 def edit(
     target: Annotated[
         str,
@@ -74,19 +76,17 @@ def edit(
         bool, typer.Option("--loss", help="Also run the model with and without the change: loss and features.")
     ] = False,
     data: DataOption = None,
-    json: Json = False,
     model_type: ModelType = None,
     n_heads: Heads = None,
     n_kv: ValueHeads = None,
     *,
+    showing: Showing,
     reading: ReadingOptions,
 ) -> None:
     """Change the value maps of a checkpoint, write an ordinary checkpoint and show how far each layer moved."""
     from dataclasses import replace
 
     from oversmooth.control.edit import edit as edit_
-    from oversmooth.output.terminal.tables import show_control
-    from oversmooth.output.terminal.worth_tables import show_edit_points
 
     if data is not None and not loss:
         raise BadValue("--data", data, "given together with --loss, which runs the model on it")
@@ -116,12 +116,21 @@ def edit(
         with one_bar("Running the model") as progress:
             cost = edit_curve_(target, data, strengths=(strength,), **change, progress=progress, **reading)
         result = replace(result, cost=cost)
-    show(result, lambda: show_control(result), json=json)
-    if result.cost is not None and not json:
+    show(result, lambda: _show_edit(result), showing)
+
+
+def _show_edit(result: "Control") -> None:
+    """How far layers moved, and what that costs where it was asked for."""
+    from oversmooth.output.terminal.tables import show_control
+    from oversmooth.output.terminal.worth_tables import show_edit_points
+
+    show_control(result)
+    if result.cost is not None:
         show_edit_points(result.cost)
 
 
 @reads_data
+@shows_rows
 def edit_curve(
     target: TargetArgument = None,
     sharpen: Sharpen = False,
@@ -143,17 +152,16 @@ def edit_curve(
     task: LossTask = None,
     device: Device = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the curve as a page.")] = None,
-    json: Json = False,
-    csv: CsvFile = None,
     trust_remote_code: TrustRemoteCode = False,
     *,
+    showing: Showing,
     reading: ReadingOptions,
 ) -> None:
     """Show loss and features over the strength of an edit, and whether it is worth it; no checkpoint is written."""
     from oversmooth.output.terminal.worth_tables import show_edit_curve
     from oversmooth.worth.edit_curve import edit_curve as edit_curve_
 
-    require_writable(csv, output)
+    require_writable(output)
     with one_bar("Trying strengths") as progress:
         result = edit_curve_(
             target or embedded_default(),
@@ -178,7 +186,7 @@ def edit_curve(
         from oversmooth.output.report.edit_curve import edit_curve_page
 
         write_page(edit_curve_page(result), output)
-    show(result, lambda: show_edit_curve(result), json=json, csv=csv)
+    show(result, lambda: show_edit_curve(result), showing)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

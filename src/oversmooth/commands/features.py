@@ -1,6 +1,5 @@
 """`oversmooth measure` and `predict`: what a model does when it runs."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,10 +8,8 @@ from oversmooth.commands import completion
 from oversmooth.commands.lengths import Lengths, LengthsPage, over_lengths, require_alone
 from oversmooth.commands.options import (
     Base,
-    CsvFile,
     DataOption,
     Device,
-    Json,
     Offload,
     RunDtype,
     TargetArgument,
@@ -21,13 +18,14 @@ from oversmooth.commands.options import (
     embedded_default,
 )
 from oversmooth.commands.reading import reads_data
-from oversmooth.commands.showing import show
+from oversmooth.commands.showing import Showing, show, shows_rows
 from oversmooth.data.reading import ReadingOptions
 from oversmooth.output.terminal.progress_bars import one_bar
 from oversmooth.output.whole_files import require_writable
 
 
 @reads_data
+@shows_rows
 def measure(
     target: TargetArgument = None,
     base: Base = None,
@@ -58,11 +56,9 @@ def measure(
     device: Device = None,
     dtype: RunDtype = None,
     offload: Offload = None,
-    json: Json = False,
-    csv: CsvFile = None,
-    parquet: Annotated[Path | None, typer.Option(help="Also write the rows to this Parquet file.")] = None,
     trust_remote_code: TrustRemoteCode = False,
     *,
+    showing: Showing,
     reading: ReadingOptions,
 ) -> None:
     """Run the model and measure how alike its tokens become over depth, and which sub-block does it."""
@@ -70,19 +66,18 @@ def measure(
     from oversmooth.measurement.metrics import DEFAULT_METRICS
     from oversmooth.output.terminal import tables
 
-    require_writable(csv, parquet, page)
+    require_writable(page)
     names = tuple(metrics.split(",")) if metrics else DEFAULT_METRICS
     opened: dict[str, Any] = {"base": base, "dtype": dtype, "offload": offload, "device": device}
     if lengths is not None or page is not None:
-        others = {"--at": at != "stream", "--prefix-tokens": prefix_tokens != "keep", "--parquet": parquet is not None}
+        others = {"--at": at != "stream", "--prefix-tokens": prefix_tokens != "keep"}
         require_alone(others)
         over_lengths(
             target,
             data,
             lengths,
             page,
-            json=json,
-            csv=csv,
+            showing,
             metrics=names,
             **opened,
             trust_remote_code=trust_remote_code,
@@ -101,12 +96,11 @@ def measure(
             progress=progress,
             **reading,
         )
-    if parquet is not None:
-        tables.write_parquet(parquet, result)
-    show(result, lambda: tables.show_measurement(result), json=json, csv=csv)
+    show(result, lambda: tables.show_measurement(result), showing)
 
 
 @reads_data
+@shows_rows
 def predict(
     target: TargetArgument = None,
     base: Base = None,
@@ -128,17 +122,16 @@ def predict(
     device: Device = None,
     dtype: RunDtype = None,
     offload: Offload = None,
-    json: Json = False,
-    csv: CsvFile = None,
     trust_remote_code: TrustRemoteCode = False,
     *,
+    showing: Showing,
     reading: ReadingOptions,
 ) -> None:
     """Show what the theory predicts for every layer, next to what is measured there, and where they differ."""
     from oversmooth.output.terminal.prediction_tables import show_prediction
     from oversmooth.prediction.prediction import predict as predict_
 
-    require_writable(csv, page)
+    require_writable(page)
     opened: dict[str, Any] = {"base": base, "dtype": dtype, "offload": offload, "device": device}
     if lengths is not None or page is not None:
         others = {"--what-if": bool(what_if), "--simulate": bool(simulate), "--heads": heads}
@@ -148,8 +141,7 @@ def predict(
             data,
             lengths,
             page,
-            json=json,
-            csv=csv,
+            showing,
             predicts=True,
             solve=solve,
             **opened,
@@ -171,4 +163,4 @@ def predict(
             **reading,
         )
     rows = result.head_rows() if heads else None
-    show(result, lambda: show_prediction(result, heads=heads), json=json, csv=csv, rows=rows)
+    show(result, lambda: show_prediction(result, heads=heads), showing, rows)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from oversmooth.commands.options import embedded_default
-from oversmooth.commands.showing import show
+from oversmooth.commands.showing import Showing, show
 from oversmooth.errors import BadValue, Conflict
 from oversmooth.output.terminal.progress_bars import one_bar
 
@@ -30,9 +30,7 @@ def over_lengths(
     data: str | None,
     lengths: str | None,
     page: Path | None,
-    *,
-    json: bool,
-    csv: Path | None,
+    showing: Showing,
     **options: Any,
 ) -> None:
     """Runs `measure_lengths` and shows what it found."""
@@ -50,7 +48,7 @@ def over_lengths(
         from oversmooth.output.report.lengths import lengths_page
 
         write_page(lengths_page(result), page)
-    show(result, lambda: show_lengths(result), json=json, csv=csv)
+    show(result, lambda: show_lengths(result), showing)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

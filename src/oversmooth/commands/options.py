@@ -1,6 +1,5 @@
 """Options that several commands have, and the default target."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -66,7 +65,6 @@ BatchSize = Annotated[int, typer.Option(help="Sequences per forward pass.", min=
 MaxTokens = Annotated[int, typer.Option(help="Cut longer texts into windows of this many tokens.", min=2)]
 Seed = Annotated[int, typer.Option(help="Seed of generated inputs.", min=0, max=2**64 - 1)]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, ... Default: the device the model loads on.")]
-CsvFile = Annotated[Path | None, typer.Option(help="Also write the rows to this CSV file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")]
 TrustRemoteCode = Annotated[bool, typer.Option(help="Allow code from the model's repository to run.")]
 Heads = Annotated[int | None, typer.Option(help="Number of attention heads, if no config gives it.", min=1)]

@@ -1,12 +1,12 @@
 """The options of every command that runs a model on data, stated once."""
 
 from collections.abc import Callable
-from inspect import Parameter, Signature, signature
 from typing import Annotated, Any
 
 import typer
 
 from oversmooth.commands.options import BatchSize, MaxSamples, MaxTokens, Seed
+from oversmooth.commands.shared_options import with_options
 from oversmooth.data.reading import ReadingOptions
 from oversmooth.errors import BadValue
 
@@ -43,22 +43,11 @@ OPTIONS: dict[str, tuple[Any, object]] = {
 
 def reads_data(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the options of `ReadingOptions`, which it receives together as `reading`."""
-    own = [parameter for parameter in signature(command).parameters.values() if parameter.name != "reading"]
-    added = [
-        Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-        for name, (kind, default) in OPTIONS.items()
-    ]
+    return with_options(command, "reading", OPTIONS, _reading)
 
-    def run(**given: Any) -> None:
-        options = {name: given.pop(name) for name in OPTIONS}
-        options |= {name: _numbers(name, options[name]) for name in ("mean", "std")}
-        command(**given, reading=options)
 
-    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
-    everything = [*own, *added]
-    run.__signature__ = Signature(everything)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in everything}
-    return run
+def _reading(given: dict[str, Any]) -> dict[str, Any]:
+    return {**given, **{name: _numbers(name, given[name]) for name in ("mean", "std")}}
 
 
 def words_of(reading: ReadingOptions) -> list[str]:

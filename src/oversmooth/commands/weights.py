@@ -6,7 +6,6 @@ import typer
 
 from oversmooth.commands.options import (
     Base,
-    CsvFile,
     Heads,
     Json,
     ModelType,
@@ -16,10 +15,11 @@ from oversmooth.commands.options import (
     ValueHeads,
     embedded_default,
 )
+from oversmooth.commands.showing import Showing, show, shows_rows
 from oversmooth.output.terminal.progress_bars import one_bar
-from oversmooth.output.whole_files import require_writable
 
 
+@shows_rows
 def inspect(
     target: TargetArgument = None,
     base: Base = None,
@@ -31,18 +31,17 @@ def inspect(
         typer.Option("--extremes", help="Only the extreme eigenvalues, certified by residuals, and no heads."),
     ] = False,
     heads: Annotated[bool, typer.Option("--heads", help="Also print a table with one row per head.")] = False,
-    json: Json = False,
-    csv: CsvFile = None,
     model_type: ModelType = None,
     n_heads: Heads = None,
     n_kv: ValueHeads = None,
     dtype: Annotated[str, typer.Option(help="Precision of the eigenvalues: auto, float64 or float32.")] = "auto",
+    *,
+    showing: Showing,
 ) -> None:
     """Eigenvalues of the value map of every layer, from weights alone: which layers could smooth, which sharpen."""
     from oversmooth.output.terminal import tables
     from oversmooth.spectra.inspection import inspect as inspect_
 
-    require_writable(csv)
     with one_bar("Reading layers") as progress:
         result = inspect_(
             target or embedded_default(),
@@ -56,24 +55,22 @@ def inspect(
             n_kv=n_kv,
             progress=progress,
         )
-    if csv is not None:
-        tables.write_csv(csv, result.head_rows() if heads else result.rows())
-    if json:
-        typer.echo(result.to_json(indent=2))
-        return
-    tables.show_inspection(result, heads=heads)
+    rows = result.head_rows() if heads else None
+    show(result, lambda: tables.show_inspection(result, heads=heads), showing, rows)
 
 
+@shows_rows
 def verify(
     target: TargetArgument = None,
     base: Base = None,
-    json: Json = False,
     model_type: ModelType = None,
     tolerance: Annotated[
         float | None, typer.Option(help="Largest relative error of a fit. Default: what rounding explains.", min=0.0)
     ] = None,
     seed: Seed = 0,
     trust_remote_code: TrustRemoteCode = False,
+    *,
+    showing: Showing,
 ) -> None:
     """Run the equal-token check: does the declared layout fit this very model? Exit code 1 if it does not."""
     from oversmooth.models.verify import verify as verify_
@@ -87,10 +84,7 @@ def verify(
         seed=seed,
         trust_remote_code=trust_remote_code,
     )
-    if json:
-        typer.echo(result.to_json(indent=2))
-    else:
-        tables.show_verification(result)
+    show(result, lambda: tables.show_verification(result), showing)
     if not result.passed:
         raise typer.Exit(1)
 

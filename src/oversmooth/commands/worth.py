@@ -7,23 +7,21 @@ import typer
 
 from oversmooth.commands import completion
 from oversmooth.commands.options import (
-    CsvFile,
     DataOption,
     Device,
-    Json,
     LossTask,
     TargetArgument,
     TrustRemoteCode,
     embedded_default,
 )
 from oversmooth.commands.reading import reads_data
-from oversmooth.commands.showing import show
+from oversmooth.commands.showing import Showing, show, shows_rows
 from oversmooth.data.reading import ReadingOptions
 from oversmooth.output.terminal.progress_bars import one_bar
-from oversmooth.output.whole_files import require_writable
 
 
 @reads_data
+@shows_rows
 def loss(
     target: TargetArgument = None,
     data: DataOption = None,
@@ -32,9 +30,9 @@ def loss(
         str | None, typer.Option(help="The model whose similarities an embedding model is compared with.")
     ] = None,
     device: Device = None,
-    json: Json = False,
     trust_remote_code: TrustRemoteCode = False,
     *,
+    showing: Showing,
     reading: ReadingOptions,
 ) -> None:
     """Show how well a model does what it was trained for: its loss on data."""
@@ -52,10 +50,11 @@ def loss(
             progress=progress,
             **reading,
         )
-    show(result, lambda: show_loss(result), json=json)
+    show(result, lambda: show_loss(result), showing)
 
 
 @reads_data
+@shows_rows
 def ablate(
     target: TargetArgument = None,
     data: DataOption = None,
@@ -67,17 +66,15 @@ def ablate(
         bool, typer.Option(help="Also show the tendency of the weights and the rungs, for one more pass.")
     ] = True,
     device: Device = None,
-    json: Json = False,
-    csv: CsvFile = None,
     trust_remote_code: TrustRemoteCode = False,
     *,
+    showing: Showing,
     reading: ReadingOptions,
 ) -> None:
     """Remove each attention, feed-forward and block in turn and show what that costs, beside numbers that are cheap."""
     from oversmooth.output.terminal.worth_tables import show_ablation
     from oversmooth.worth.ablation import ablate as ablate_
 
-    require_writable(csv)
     with one_bar("Running sequences") as progress:
         result = ablate_(
             target or embedded_default(),
@@ -90,10 +87,11 @@ def ablate(
             progress=progress,
             **reading,
         )
-    show(result, lambda: show_ablation(result), json=json, csv=csv)
+    show(result, lambda: show_ablation(result), showing)
 
 
 @reads_data
+@shows_rows
 def prune(
     target: Annotated[
         str,
@@ -114,8 +112,8 @@ def prune(
     ] = None,
     data: DataOption = None,
     task: LossTask = None,
-    json: Json = False,
     *,
+    showing: Showing,
     reading: ReadingOptions,
 ) -> None:
     """Write a checkpoint without some of its blocks, with its loss before and after."""
@@ -135,4 +133,4 @@ def prune(
             progress=progress,
             **reading,
         )
-    show(result, lambda: show_pruning(result), json=json)
+    show(result, lambda: show_pruning(result), showing)

@@ -7,7 +7,6 @@ folder of images            one image per file, subfolders included
 NAME or NAME:SPLIT          a dataset of the `datasets` library, streamed
 """
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from oversmooth.data.dataset_library import load_rows, name_and_split
+from oversmooth.data.dataset_library import load_hub_rows, load_rows, name_and_split, near_names
 from oversmooth.data.json_rows import json_rows
 from oversmooth.data.labels import label_in
 from oversmooth.data.pictures import open_picture, require_usable
@@ -79,7 +78,7 @@ def require_there(data: str) -> None:
     if exists and not is_usable:
         raise UnreadableData(data, "a file, a folder or a dataset name", "a device, pipe or socket")
     if not exists and _looks_like_a_path(data):
-        raise UnreadableData(data, "a file or a folder", f"none of that name{_near_names(path)}")
+        raise UnreadableData(data, "a file or a folder", f"none of that name{near_names(path)}")
 
 
 def _looks_like_a_path(data: str) -> bool:
@@ -89,15 +88,6 @@ def _looks_like_a_path(data: str) -> bool:
         or Path(data).suffix.lower() in FILE_ENDINGS
         or ("/" in data and Path(data).parent.is_dir())
     )
-
-
-def _near_names(path: Path) -> str:
-    try:
-        names = [entry.name for entry in islice(path.parent.iterdir(), 10_000)]
-    except OSError:
-        return f"; the folder {str(path.parent)!r} is not there either"
-    near = difflib.get_close_matches(path.name, names, n=3)
-    return f"; close: {', '.join(near)}" if near else ""
 
 
 # --- files and folders ----------------------------------------------------------------------------------------------
@@ -181,7 +171,7 @@ def _table(data: str, path: Path, kind: str) -> Given:
 def _dataset(data: str, kind: str) -> Given:
     name, split = name_and_split(data)
     expected = "a file, a folder or a dataset name (NAME or NAME:SPLIT)"
-    return _of_rows(data, expected, load_rows(data, expected, name, split=split, streaming=True), kind)
+    return _of_rows(data, expected, load_hub_rows(data, expected, name, split=split, streaming=True), kind)
 
 
 def _of_rows(data: str, expected: str, rows: Any, kind: str) -> Given:

@@ -228,6 +228,7 @@ class MeasurementObserver:
         return PlaceValue(
             stack=place.stack,
             depth=place.depth,
+            layer=_layer_at(self.stacks[place.stack], place),
             place=place.name,
             metric=metric,
             mean=sums.mean if sums.count else None,
@@ -240,6 +241,14 @@ class MeasurementObserver:
 
     def spans(self) -> tuple[SpanDistances, ...]:
         return tuple(found for gatherer in self._spans.values() if (found := gatherer.result()) is not None)
+
+
+def _layer_at(stack: Stack, place: Place) -> int | None:
+    """The layer whose weights act at a place; where layers are shared, several depths have the same one."""
+    if place.depth == 0 or place.name == "final_norm":
+        return None
+    blocks = zip(stack.names.blocks, stack.passes, strict=True)
+    return next((block.index for block, passes in blocks if place.depth - 1 in passes), place.depth - 1)
 
 
 def _add(pending: Sequence[_Noted]) -> None:

@@ -1,39 +1,69 @@
 """Every table of an analysis as CSV and Parquet, each row with the model and what its numbers rest on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from oversmooth.errors import MissingDependency
 from oversmooth.output.terminal.tables import write_csv
 from oversmooth.output.whole_files import make_folder, write_whole
 from oversmooth.results import Analysis, Attribution, DataFacts, Measurement, Provenance, Row
+from oversmooth.results.base import fields_of
 
 
-def write_tables(analysis: Analysis, folder: Path) -> list[Path]:
-    """Writes every table that the analysis has in both formats and returns the paths (Parquet needs pandas, pyarrow)."""
-    try:
-        import pandas
-        import pyarrow  # noqa: F401  (pandas writes Parquet with it)
-    except ImportError as error:
-        raise MissingDependency("pandas and pyarrow", "report", "--tables") from error
+def write_tables(analyses: Sequence[Analysis], folder: Path, models: Sequence[str] = ()) -> list[Path]:
+    """Writes every table of the analyses, one below the other, in both formats and returns the paths.
+
+    `models` are names for the column `model` in place of the analyses' own targets. Parquet needs pandas and pyarrow.
+    """
+    require_parquet("--tables")
     make_folder(folder)
+    tables: dict[str, list[Row]] = {}
+    for analysis, model in zip_longest(analyses, models):
+        for name, rows in tables_of(analysis):
+            rows = [{**row, "model": model} for row in rows] if model else rows
+            tables.setdefault(name, []).extend(rows)
     written = []
-    for name, rows in tables_of(analysis):
+    for name, found in tables.items():
+        rows = _complete(found)
         for ending in ("csv", "parquet"):
             written.append(folder / f"{name}.{ending}")
         write_csv(written[-2], rows)
-        write_whole(written[-1], pandas.DataFrame(rows).to_parquet)
+        write_parquet(written[-1], rows)
     return written
+
+
+def require_parquet(asked: str) -> None:
+    """Refuses an option that writes Parquet where nothing can, before the work whose rows it should receive."""
+    try:
+        import pandas  # noqa: F401
+        import pyarrow  # noqa: F401  (pandas writes Parquet with it)
+    except ImportError as error:
+        raise MissingDependency("pandas and pyarrow", "report", asked) from error
+
+
+def write_parquet(path: Path, rows: Sequence[Row]) -> None:
+    """Rows as Parquet; an existing file is replaced only by a whole new one."""
+    import pandas
+
+    frame = pandas.DataFrame(rows)
+    for name in frame.columns:
+        known = [row[name] for row in rows if row[name] is not None]
+        if known and len(known) < len(rows) and all(type(value) is int for value in known):
+            frame[name] = pandas.array([row[name] for row in rows], dtype="Int64")  # a layer stays 3, not 3.0
+    write_whole(path, frame.to_parquet)
 
 
 def tables_of(analysis: Analysis) -> Iterator[tuple[str, list[Row]]]:
     """Name and rows of every table that is not empty; every row of a table has the same columns."""
     for name, provenance, data, rows in _parts(analysis):
         if rows:
-            yield (
-                name,
-                _complete([{"model": provenance.target, **_flat(row), **_source(provenance, data)} for row in rows]),
-            )
+            yield name, sourced(rows, provenance, data)
+
+
+def sourced(rows: Sequence[Row], provenance: Provenance, data: DataFacts | None) -> list[Row]:
+    """The same rows with plain values and equal columns: the model in front, what the numbers rest on behind."""
+    return _complete([{"model": provenance.target, **_flat(row), **_source(provenance, data)} for row in rows])
 
 
 Part = tuple[str, Provenance, DataFacts | None, Sequence[Row]]
@@ -49,6 +79,13 @@ def _parts(analysis: Analysis) -> Iterator[Part]:
     if measurement is not None:
         yield "features", measurement.provenance, measurement.data, measurement.rows()
         yield "attribution", measurement.provenance, measurement.data, attribution_rows(measurement)
+        yield (
+            "attention_heads",
+            measurement.provenance,
+            measurement.data,
+            [fields_of(head) for head in measurement.heads],
+        )
+        yield "spans", measurement.provenance, measurement.data, span_rows(measurement)
     if prediction is not None:
         yield "theory", prediction.provenance, prediction.data, prediction.rows()
         yield "theory_heads", prediction.provenance, prediction.data, prediction.head_rows()
@@ -58,15 +95,41 @@ def _parts(analysis: Analysis) -> Iterator[Part]:
 def attribution_rows(measurement: Measurement) -> list[Row]:
     """One flat row per sub-block: what it changed, for tokens as they are and at unit length."""
     found = (("as they are", measurement.attributions), ("unit length", measurement.unit_attributions))
-    return [row for tokens, attributions in found for item in attributions for row in _attribution_rows(tokens, item)]
+    layers = {(value.stack, value.depth, value.place): value.layer for value in measurement.values}
+    return [
+        row
+        for tokens, attributions in found
+        for item in attributions
+        for row in _attribution_rows(tokens, item, layers)
+    ]
 
 
-def _attribution_rows(tokens: str, attribution: Attribution) -> list[Row]:
+def span_rows(measurement: Measurement) -> list[Row]:
+    """One flat row per pair of depths: how far tokens turn between them."""
+    return [
+        {
+            "stack": span.stack,
+            "from_depth": span.depths[i],
+            "to_depth": span.depths[j],
+            "angular_distance": span.angular_distance[i][j],
+            "influence": span.influence[i][j],
+            "sequences": span.sequences,
+        }
+        for span in measurement.spans
+        for i in range(len(span.depths))
+        for j in range(i + 1, len(span.depths))
+    ]
+
+
+def _attribution_rows(
+    tokens: str, attribution: Attribution, layers: Mapping[tuple[str, int, str], int | None]
+) -> list[Row]:
     return [
         {
             "tokens": tokens,
             "stack": part.stack,
             "depth": part.depth,
+            "layer": layers.get((part.stack, part.depth, part.place)),
             "place": part.place,
             "part": part.part,
             "change": part.change,

@@ -16,6 +16,8 @@ class PlaceValue:
     stack: str
     depth: int
     """0 for the embedding, k + 1 in block k; in passes, where layers are shared."""
+    layer: int | None = None
+    """The layer whose weights act there, as `inspect` counts them; `None` for the embedding and the final norm."""
     place: str
     metric: str
     mean: float | None

@@ -94,6 +94,13 @@ def test_settings_that_differ_are_part_of_the_name():
     ]
 
 
+def test_sentences_name_the_variant_alone_where_that_is_enough():
+    _, hot = grouped([run(), run("sharpen", settings=("optimizer.learning_rate=0.03",))])
+    assert (hot.name, hot.said) == ("sharpen, optimizer.learning_rate=0.03", "sharpen")
+    cold, hot = grouped([run("sharpen"), run("sharpen", settings=("optimizer.learning_rate=0.03",))])
+    assert hot.said == hot.name != cold.said
+
+
 def test_seeds_are_a_band_around_their_mean():
     found = figure(figures_over_steps([run(), run(seed=2), run("sharpen")]), "steps-loss")
     band, mean, other = found["traces"]
@@ -148,7 +155,7 @@ def test_the_token_scale_is_named_where_it_weakens_the_eigenvalues(analysis):
     layers = tuple(dataclasses.replace(layer, scale=5.0) for layer in analysis.prediction.layers)
     scaled = dataclasses.replace(analysis, prediction=dataclasses.replace(analysis.prediction, layers=layers))
     (text,) = judged(scaled, 0.8, feed_forward=-1.2)
-    assert "eigenvalues in [-1, 0], the paper's form act divided by the token scale, 5.0 on average" in text
+    assert "eigenvalues in [-1, 0], the paper's form, act divided by the token scale, 5.0 on average" in text
 
 
 def test_what_lies_within_the_spread_is_no_difference(analysis):

@@ -2,7 +2,7 @@
 
 import json
 
-from oversmooth.output.report.markdown import table_text
+from oversmooth.output.markdown_text import table_text
 from oversmooth.output.report.words import headline
 from oversmooth.results import Analysis, Measurement
 

@@ -50,19 +50,19 @@ def intention_words(groups: Sequence[RunGroup]) -> list[str]:
 
 def _judged(group: RunGroup, plain: RunGroup | None) -> str:
     if plain is None:
-        return f"{group.name} intends {group.runs[0].intends}; whether it did needs a {PLAIN} run beside it."
+        return f"{group.said} intends {group.runs[0].intends}; whether it did needs a {PLAIN} run beside it."
     end, other = end_of(group), end_of(plain)
     if end is None or other is None:
-        return f"{group.name} intends {group.runs[0].intends}; not every run has finished, so nothing is judged yet."
-    numbers = f"mean cosine {end.mean:.2f} at the output, {plain.name} {other.mean:.2f}"
+        return f"{group.said} intends {group.runs[0].intends}; not every run has finished, so nothing is judged yet."
+    numbers = f"mean cosine {end.mean:.2f} at the output, {plain.said} {other.mean:.2f}"
     if end.low <= other.high and other.low <= end.high:
         return (
-            f"{group.name} ended where {plain.name} did, within what {_spread_words(group, plain)} differ: {numbers}."
+            f"{group.said} ended where {plain.said} did, within what {_spread_words(group, plain)} differ: {numbers}."
         )
     if (end.mean > other.mean) == (group.runs[0].intends == "smoothing"):
-        return f"{group.name} ended as intended: {numbers}."
+        return f"{group.said} ended as intended: {numbers}."
     why = " ".join(part for part in (_who_words(group, plain), _scale_words(group)) if part)
-    return f"{group.name} ended against its intention ({group.runs[0].intends}): {numbers}. {why}".strip()
+    return f"{group.said} ended against its intention ({group.runs[0].intends}): {numbers}. {why}".strip()
 
 
 def _spread_words(*groups: RunGroup) -> str:
@@ -84,7 +84,7 @@ def _who_words(group: RunGroup, plain: RunGroup) -> str:
     name = NAMES.get(kind, kind)
     return (
         f"Against it works {name}: log(HFC/LFC) at unit length changes by {signed(mine[kind])} there, and by "
-        f"{signed(others.get(kind, 0.0))} in {plain.name}{attention}."
+        f"{signed(others.get(kind, 0.0))} in {plain.said}{attention}."
     )
 
 
@@ -118,7 +118,8 @@ def _scale_words(group: RunGroup) -> str:
     scale, kept = token_scale(group), group.runs[0].eigenvalues
     if scale is None or not kept or scale < 1.5:
         return ""
+    comma = "" if kept.endswith("]") else ","
     return (
-        f"Its {kept} act divided by the token scale, {scale:.1f} on average, so that attention has that much less to say "
-        "beside the skip connection."
+        f"Its {kept}{comma} act divided by the token scale, {scale:.1f} on average, so that attention has that much less "
+        "to say beside the skip connection."
     )

@@ -101,14 +101,14 @@ def _state_words(group: RunGroup) -> str:
 
 def _ends_words(groups: Sequence[RunGroup]) -> str:
     """Accuracy and mean cosine of every variant, in two sentences; of many, between which two variants they lie."""
-    accuracies = {group.name: value for group in groups if (value := _mean_result(group)) is not None}
-    ends = {group.name: end.mean for group in groups if (end := end_of(group)) is not None}
+    accuracies = {group.said: value for group in groups if (value := _mean_result(group)) is not None}
+    ends = {group.said: end.mean for group in groups if (end := end_of(group)) is not None}
     parts = [
         f"{title}: {_values_words(values, form)}"
         for title, values, form in (("Accuracy", accuracies, ".1%"), ("Mean cosine", ends, ".2f"))
         if values
     ]
-    unfinished = [group.name for group in groups if group.name not in ends]
+    unfinished = [group.said for group in groups if group.said not in ends]
     if len(unfinished) > SHOWN:
         parts.append(f"Not finished: {len(unfinished)} of {len(groups)}")
     elif unfinished:

@@ -49,6 +49,13 @@ class RunGroup:
 
     name: str
     runs: tuple[TrainedRun, ...]
+    short: str = ""
+    """The variant alone, where no other group has it: for sentences. Empty where only the whole name tells groups apart."""
+
+    @property
+    def said(self) -> str:
+        """The name in sentences."""
+        return self.short or self.name
 
     @property
     def words(self) -> str:
@@ -66,7 +73,11 @@ def grouped(runs: Sequence[TrainedRun]) -> list[RunGroup]:
         own = [setting for setting in run.settings if setting not in shared]
         name = ", ".join([f"{run.recipe} {run.variant}" if several else run.variant, *own])
         by_name.setdefault(name, []).append(run)
-    return [RunGroup(name=name, runs=tuple(members)) for name, members in by_name.items()]
+    variants = [members[0].variant for members in by_name.values()]
+    return [
+        RunGroup(name=name, runs=tuple(members), short=variant if variants.count(variant) == 1 and not several else "")
+        for (name, members), variant in zip(by_name.items(), variants, strict=True)
+    ]
 
 
 def run_names(runs: Sequence[TrainedRun]) -> list[str]:

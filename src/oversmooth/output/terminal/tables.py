@@ -12,6 +12,7 @@ from rich.table import Table
 from oversmooth.output.data_words import how_made, how_much
 from oversmooth.output.numbers import format_cell
 from oversmooth.output.terminal.heading import show_heading
+from oversmooth.output.terminal.markdown_console import MarkdownConsole, writes_markdown
 from oversmooth.output.whole_files import write_whole
 from oversmooth.output.words import depth_words, dominating_words, who_words
 from oversmooth.results import Control, DataFacts, Inspection, LayerInspection, Measurement, Row, Spectrum, Verification
@@ -26,6 +27,9 @@ WIDE_COLUMNS = 2
 
 
 def open_console() -> Console:
+    """The terminal, or where Markdown is asked for, a console that writes it."""
+    if writes_markdown():
+        return MarkdownConsole(width=PIPE_WIDTH)
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
@@ -45,11 +49,6 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
             writer.writerows(rows)
 
     write_whole(path, write)
-
-
-def write_parquet(path: Path, result: Measurement) -> None:
-    """Rows as Parquet (needs pandas and pyarrow)."""
-    write_whole(path, result.to_pandas().to_parquet)
 
 
 def show_inspection(result: Inspection, *, heads: bool) -> None:

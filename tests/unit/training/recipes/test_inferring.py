@@ -158,3 +158,52 @@ def test_an_image_that_cannot_be_read_is_left_for_training_to_name(tmp_path):
         file.write_bytes(b"no image")
     with pytest.raises(UnreadableData, match="expected an image"):
         looked_at(whole(images))
+
+
+def test_the_sample_is_spread_over_all_images():
+    pixels = numpy.zeros((300, 4, 4), numpy.uint8)
+    pixels[150:] = 255  # sorted by class, as the files of a folder are
+    assert looked_at(whole(ArrayImages(pixels, [0] * 150 + [1] * 150))).mean == pytest.approx([0.5], abs=0.01)
+
+
+def test_one_parquet_file_is_enough(tmp_path):
+    file = write_parquet(tmp_path, {"test": cifar_arrays(6, 2, 0)}) / "test.parquet"
+    found = open_images(OPEN.data, str(file))
+    assert found.test is None
+    assert len(found.train.labels) > 0
+
+
+def folder_of(tmp_path, **classes):
+    for name, files in classes.items():
+        (tmp_path / name).mkdir()
+        for file in files:
+            Image.new("RGB", (4, 4)).save(tmp_path / name / file) if file.endswith("png") else (
+                tmp_path / name / file
+            ).write_text("words")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [
+        ({}, "at least two, found no folder"),
+        ({"cats": ["a.png"]}, "at least two, found the one folder cats"),
+        ({"cats": ["a.png"], "dogs": ["b.txt", "c.txt"]}, r"dogs.*found 2 files of other kinds \(\.txt\)"),
+        ({"cats": ["a.png"], "dogs": []}, "dogs.*found nothing"),
+    ],
+)
+def test_a_folder_without_classes_or_images_is_refused_with_what_is_there(tmp_path, classes, said):
+    with pytest.raises(UnreadableData, match=said):
+        open_images(OPEN.data, folder_of(tmp_path, **classes))
+
+
+def test_another_number_of_classes_is_said_before_anything_else():
+    with pytest.raises(UnreadableData, match=r"expected 100 classes.*found 4 classes"):
+        splits_of(load_recipe("cifar100").data, source(), 1.0)
+
+
+def test_a_folder_that_is_not_there_is_refused_with_near_names_and_without_asking_for_long(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pictures").mkdir()
+    with pytest.raises(UnreadableData, match=r"the hub cannot be reached; close: pictures"):
+        open_images(OPEN.data, "picture")

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oversmooth.data.dataset_library import load_rows, name_and_split
+from oversmooth.data.dataset_library import load_hub_rows, name_and_split
+from oversmooth.data.given import require_there
 from oversmooth.errors import MissingDependency, UnreadableData, first_line
 
 MAX_RECORD_BYTES = 32 * 2**20
@@ -248,7 +249,8 @@ def _parquet(file: Path, raw: io.BufferedIOBase) -> Iterator[Record]:
 def _hub(source: str, tally: Tally, skip: int) -> Iterator[str]:
     name, split = name_and_split(source)
     expected = "a file, a folder or a dataset of the hub (NAME or NAME:SPLIT)"
-    rows = load_rows(source, expected, name, split=split, streaming=True)
+    require_there(source)
+    rows = load_hub_rows(source, expected, name, split=split, streaming=True)
     rows = rows.skip(skip) if skip else rows
     tally.records = skip
     for row in rows:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy
 
-from oversmooth.data.dataset_library import import_datasets, load_rows
-from oversmooth.data.given import IMAGE_ENDINGS
+from oversmooth.data.dataset_library import import_datasets, load_hub_rows, load_rows
+from oversmooth.data.given import IMAGE_ENDINGS, require_there
 from oversmooth.errors import BadValue, MissingDependency, MissingValue, UnreadableData
 from oversmooth.training.recipes.vision.cifar_archive import is_cifar, read_cifar
 from oversmooth.training.recipes.vision.images import ArrayImages, FileImages, Images, TableImages
@@ -69,6 +69,7 @@ def train_and_test(settings: Data, source: Source) -> tuple[Split, Split]:
 
 def splits_of(settings: Data, source: Source, fraction: float) -> Splits:
     """The source's own test images or some held out, validation cut off, a share of the rest."""
+    _require_classes(_whole(source.train), settings.classes, "train", source.words)
     train, test = train_and_test(settings, source)
     validation = None
     if settings.validation_images:
@@ -109,8 +110,12 @@ def open_images(settings: Data, data: str | None) -> Source:
     if path.is_dir():
         tables = sorted(path.rglob("*.parquet"))
         return _parquet(path, tables, settings) if tables else _folder(path)
+    if path.is_file() and path.suffix.lower() == ".parquet":
+        return _parquet(path, [path], settings)
     if path.exists() or path.is_absolute():
-        expected = "a CIFAR archive (.tar.gz), a folder of images or of parquet files, or an id on the hub"
+        expected = (
+            "a CIFAR archive (.tar.gz), a parquet file, a folder of images or of parquet files, or an id on the hub"
+        )
         raise UnreadableData(name, expected, "a file of another kind" if path.exists() else "nothing")
     return _hub(name, settings)
 
@@ -148,7 +153,10 @@ def _folder(path: Path) -> Source:
 def _class_folders(root: Path) -> list[str]:
     found = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if len(found) < 2:
-        raise UnreadableData(str(root), "a folder of images for each class", f"{len(found)} folders")
+        kinds = ", ".join(f"the one folder {name}" for name in found) or "no folder"
+        images = sum(1 for entry in root.iterdir() if entry.suffix.lower() in IMAGE_ENDINGS)
+        beside = f" and {images} images beside it" if images and found else f", {images} images" if images else ""
+        raise UnreadableData(str(root), "a folder of images for each class, at least two", f"{kinds}{beside}")
     return found
 
 
@@ -156,16 +164,25 @@ def _files(root: Path, classes: list[str]) -> FileImages:
     names, labels = [], []
     for label, name in enumerate(classes):
         inside = sorted(p for p in (root / name).rglob("*") if p.suffix.lower() in IMAGE_ENDINGS)
+        if not inside:
+            raise UnreadableData(str(root / name), f"images ({', '.join(sorted(IMAGE_ENDINGS))})", _inside(root / name))
         names += [str(p.relative_to(root)) for p in inside]
         labels += [label] * len(inside)
     return FileImages(root, names, labels)
+
+
+def _inside(folder: Path) -> str:
+    """What lies in a folder that has no images, in words."""
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    endings = ", ".join(sorted({p.suffix.lower() or "no ending" for p in files})[:4])
+    return f"{len(files)} files of other kinds ({endings})" if files else "nothing"
 
 
 def _parquet(path: Path, tables: list[Path], settings: Data) -> Source:
     def named(*starts: str) -> list[str]:
         return [str(t) for t in tables if t.name.startswith(starts) or t.parent.name in starts]
 
-    test = named("test") or named("validation", "val")
+    test = [] if path.is_file() else named("test") or named("validation", "val")
     train = named("train") or [str(table) for table in tables if str(table) not in test]
     if not train:
         found = ", ".join(table.name for table in tables[:4])
@@ -177,7 +194,8 @@ def _parquet(path: Path, tables: list[Path], settings: Data) -> Source:
 
 
 def _hub(name: str, settings: Data) -> Source:
-    rows = load_rows(name, "an archive, a folder or an id on the hub (give what you have with --data)", name)
+    require_there(name)
+    rows = load_hub_rows(name, "an archive, a folder or an id on the hub (give what you have with --data)", name)
     test = next((split for split in ("validation", "test") if split in rows), None)
     if "train" not in rows:
         raise UnreadableData(name, "a split train, and test or validation", ", ".join(rows))

@@ -65,7 +65,8 @@ def _sample(split: Split, count: int) -> list[Image.Image]:
     """Evenly spaced images; one that cannot be read is left for training to name, unless none can."""
     found: list[Image.Image] = []
     error: UnreadableData | None = None
-    for position in split.positions[:: max(1, len(split) // count)][:count]:
+    taken = min(count, len(split))
+    for position in (split.positions[k * len(split) // taken] for k in range(taken)):
         try:
             found.append(split.images.image(position))
         except UnreadableData as unreadable:

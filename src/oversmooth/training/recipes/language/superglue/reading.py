@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oversmooth.data.dataset_library import load_rows
+from oversmooth.data.dataset_library import load_hub_rows
+from oversmooth.data.given import require_there
 from oversmooth.errors import UnreadableData
 from oversmooth.training.recipes.language.superglue.tasks import Example, Record, Task
 
@@ -94,7 +95,8 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Record]]:
 
 
 def _hub(task: Task, name: str) -> dict[str, Split]:
-    loaded = load_rows(name, "the folders of the official archive, or a dataset of the hub", name, task.hub)
+    require_there(name)
+    loaded = load_hub_rows(name, "the folders of the official archive, or a dataset of the hub", name, task.hub)
     found = {}
     for split in ("train", "validation", "test"):
         if split in loaded:

@@ -1,0 +1,109 @@
+"""Every verb that shows rows prints them as a table, Markdown or JSON, and writes them as CSV and Parquet."""
+
+import csv
+import json
+
+import pytest
+
+from oversmooth.commands.app import app
+from tests.command_line import oversmooth
+from tests.unit.worth.test_task_loss import causal
+
+ON_IDS = ("measure", "predict", "loss", "ablate", "edit-curve", "prune", "edit")
+OWN = {
+    "edit-curve": ("--sharpen", "--strengths", "1"),
+    "prune": ("--blocks", "1", "--out", "OUT"),
+    "edit": ("--sharpen", "--out", "OUT"),
+}
+SHOWN = {
+    "inspect": "| layer | rho_dc |",
+    "verify": "| stack | layer | error | tokens |",
+    "measure": "| depth | place | cosine |",
+    "predict": "| layer | one pass | measured |",
+    "loss": "causal language: loss",
+    "ablate": "| layer | removed | loss grows by |",
+    "prune": "removed blocks 1 of 2",
+    "edit": "| layer | H moved |",
+    "edit-curve": "| strength | loss |",
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A small language model without a tokenizer, and token ids for it."""
+    folder = tmp_path_factory.mktemp("model")
+    causal().save_pretrained(folder)
+    (folder / "ids.jsonl").write_text("\n".join(json.dumps(list(range(k, k + 12))) for k in (3, 20, 40, 60)))
+    return folder
+
+
+def run(verb, model, tmp_path, *options):
+    own = [tmp_path / "out" if word == "OUT" else word for word in OWN.get(verb, ())]
+    ids = ("--ids", model / "ids.jsonl") if verb in ON_IDS and verb != "edit" else ()
+    return oversmooth(verb, model, *own, *ids, *options)
+
+
+@pytest.mark.parametrize("verb", SHOWN)
+def test_rows_are_markdown_csv_and_parquet_with_model_and_provenance(verb, model, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    files = ("--csv", tmp_path / "rows.csv", "--parquet", tmp_path / "rows.parquet")
+    done = run(verb, model, tmp_path, "--format", "md", *files)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert SHOWN[verb] in done.stdout
+    assert "─" not in done.stdout, "no rules of a terminal in Markdown"
+    rows = list(csv.DictReader((tmp_path / "rows.csv").read_text().splitlines()))
+    assert {row["model"] for row in rows} == {str(model)}
+    assert all(row["weights_sha256"] and row["oversmooth"] for row in rows)
+    again = pandas.read_parquet(tmp_path / "rows.parquet")
+    assert list(again.columns) == list(rows[0])
+    assert len(again) == len(rows)
+
+
+def test_json_has_two_names(model):
+    first, second = (oversmooth("inspect", model, *words).stdout for words in (("--json",), ("--format", "json")))
+    assert json.loads(first) == json.loads(second)
+
+
+@pytest.mark.parametrize(
+    ("words", "pieces"),
+    [
+        (("--format", "xml"), ("xml", "table, md, json")),
+        (("--json", "--format", "md"), ("--json", "--format md")),
+        (("--parquet", "no/such/rows.parquet"), ("cannot be written",)),
+    ],
+)
+def test_what_cannot_be_shown_is_said_before_any_work(words, pieces, tmp_path):
+    done = oversmooth("inspect", tmp_path / "no-such-model", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert all(piece in done.stderr for piece in pieces)
+
+
+def test_verbs_with_rows_have_the_same_options():
+    found = {}
+    for command in app.registered_commands:
+        name = command.name or command.callback.__name__.replace("_", "-")
+        found[name] = set(command.callback.__annotations__)
+    shared = {"format", "json", "csv", "parquet"}
+    assert {name for name, options in found.items() if shared <= options} == set(SHOWN)
+    assert all({"format", "tables"} <= found[name] for name in ("report", "compare"))
+
+
+def test_a_comparison_is_markdown_and_tables_too(model, tmp_path):
+    words = (
+        "--ids",
+        model / "ids.jsonl",
+        "--format",
+        "md",
+        "-o",
+        tmp_path / "page.md",
+        "--tables",
+        tmp_path / "tables",
+    )
+    done = oversmooth("compare", model, model, *words)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "page.md").read_text()
+    assert page.startswith("## oversmooth: ")
+    assert "### Differences" in page
+    assert "| compared | metric | relative depth |" in page
+    rows = list(csv.DictReader((tmp_path / "tables" / "attribution.csv").read_text().splitlines()))
+    assert {"model", "layer", "place", "change", "data_sha256"} <= set(rows[0])
