@@ -22,7 +22,7 @@ def card(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Default: stdout.")] = None,
 ) -> None:
     """Write a model card's section about smoothing: the hub's evaluation results as YAML, and Markdown."""
-    from oversmooth.commands.pages import saved_analysis
+    from oversmooth.commands.making_pages import saved_analysis
     from oversmooth.output.report.card import card as card_
 
     require_writable(output)
