@@ -52,10 +52,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    early: int
-    """Requests within the time of a refusal that nothing excuses."""
+    early: tuple[tuple[Arrival, Refusal], ...]
+    """Requests within the time of a refusal that nothing excuses, with that refusal."""
     without_permit: int
-    """Requests of a witnessed run with no permit, or with one that was used before."""
+    """Requests with no permit, with one that was used before, or without a witness."""
     unheard: Mapping[str, int]
     """Refusals that nobody told to the others, by run."""
     excused: int
@@ -73,21 +73,24 @@ def judged(
     """`told`: when the pause of a refusal had been told, by its number. A refusal that a killed run took with it before it
     was told excuses that run, and no other."""
     told = told or {}
-    early, lags, seen, without = 0, [], set(), 0
+    early: list[tuple[Arrival, Refusal]] = []
+    lags: list[float] = []
+    seen: set[str | None] = set()
+    without = 0
     for arrival in arrivals:
         sender = arrival.sender
-        if sender is not None:
-            without += sender.permit is None or sender.permit in seen
-            seen.add(sender.permit)
+        permit = sender.permit if sender else None
+        without += permit is None or permit in seen
+        seen.add(permit)
         current = [one for one in refusals if one.at < arrival.at < one.at + one.seconds]
-        excuses = [_is_excused(sender, one, told, killed) for one in current]
-        if not all(excuses):
-            early += 1
+        unexcused = [one for one in current if not _is_excused(sender, one, told, killed)]
+        if unexcused:
+            early.append((arrival, unexcused[0]))
         elif current:
             lags.append(max(arrival.at - one.at for one in current))
     unheard = [str(one.run) for one in refusals if one.number not in told]
     return Judgement(
-        early=early,
+        early=tuple(early),
         without_permit=without,
         unheard={run: unheard.count(run) for run in unheard},
         excused=len(lags),

@@ -349,6 +349,13 @@ def test_the_users_token_goes_to_the_hub(hub):
     assert {headers.get("Authorization") for headers in hub.headers} == {"Bearer hf_test"}
 
 
+def test_the_hub_is_told_who_asks_and_the_token_only_where_it_may_be_sent_by_itself(hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+    osm.inspect("owner/name")
+    assert {headers.get("Authorization") for headers in hub.headers} == {None}
+    assert {headers.get("User-Agent") for headers in hub.headers} == {f"oversmooth/{osm.__version__}"}
+
+
 def test_the_users_token_does_not_follow_a_redirect_to_another_host(hub, model_folder):
     storage = Shop(model_folder)
     hub.redirect = storage.url

@@ -98,7 +98,7 @@ def test_the_limit_of_requests_holds_and_a_busy_hub_is_obeyed(hub, tmp_path):
     osm.survey(names_of(hub), tmp_path / "table", requests_per_second=20.0)
     assert_one_row_each(hub, kinds, tmp_path / "table")
     assert hub.refusals
-    assert (hub.over_limit, hub.judgement().early) == (0, 0)
+    assert (hub.over_limit, hub.judgement().early) == (0, ())
 
 
 def test_cut_connections_and_broken_answers_are_tried_again(hub, tmp_path, monkeypatch):
@@ -151,7 +151,7 @@ def assert_limits_kept(hub, log, killed=()):
     found = hub.judgement(log, killed)
     print(f"{len(hub.arrivals)} requests, at most {hub.busiest} of {hub.limit}; {len(hub.refusals)} refusals; {found}")
     assert hub.refusals
-    assert (hub.over_limit, found.early, found.without_permit) == (0, 0, 0)
+    assert (hub.over_limit, found.early, found.without_permit) == (0, (), 0)
     # A kill takes at most the one refusal with it that each worker was about to tell.
     assert {run: count for run, count in found.unheard.items() if run not in killed or count > WORKERS} == {}
 

@@ -56,7 +56,6 @@ def hub_folder(repo: str, revision: str | None = None, subfolder: str = "") -> H
     try:
         import huggingface_hub
         from huggingface_hub.errors import HFValidationError
-        from huggingface_hub.utils import build_hf_headers
     except ImportError as error:
         raise MissingDependency("huggingface_hub", "hf", "reading from the hub") from error
     if huggingface_hub.constants.HF_HUB_OFFLINE:
@@ -67,7 +66,24 @@ def hub_folder(repo: str, revision: str | None = None, subfolder: str = "") -> H
         url = huggingface_hub.hf_hub_url(repo, "FILE", revision=revision, subfolder=subfolder or None)
     except HFValidationError as error:
         raise RemoteUnavailable(f"the hub model {repo!r}", str(error).rstrip("."), "Check its name.") from error
-    return HttpFolder(url.removesuffix("/FILE"), headers=build_hf_headers())
+    return HttpFolder(url.removesuffix("/FILE"), headers=_headers())
+
+
+def _headers() -> dict[str, str]:
+    """Who asks, and the user's token unless it is not to be sent by itself.
+
+    huggingface_hub's own headers also name the agent that a program runs in, and ask the hub for a list of agents first:
+    a request that nobody waits with and nobody counts.
+    """
+    from importlib.metadata import version
+
+    from huggingface_hub import constants, get_token
+
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    return {
+        "User-Agent": f"oversmooth/{version('oversmooth')}",
+        **({"Authorization": f"Bearer {token}"} if token else {}),
+    }
 
 
 def cached_hub_folder(repo: str, revision: str | None = None) -> LocalFolder | None:
