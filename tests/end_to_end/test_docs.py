@@ -289,6 +289,30 @@ def test_readme_counts_what_is_covered():
     assert f"{types['refused'] + families['refused']} refused" in text_of("README.md")
 
 
+ABLATED = re.compile(r"^\|.*results/(ablation_[\w-]+)\.json\)\) \| [\w ]+ \| (.*) \| (.*) \| (.*) \|$", re.M)
+
+
+def worth_telling(predictor):
+    """A rank correlation with its interval as the guide shows it, bold where the interval excludes 0."""
+    low, high = predictor["interval"]
+    shown = f"{predictor['rank_correlation']:.2f} ({low:.2f} to {high:.2f})"
+    return f"**{shown}**" if low > 0 or high < 0 else shown
+
+
+def test_the_guide_shows_the_kept_rank_correlations_and_what_an_ablation_takes():
+    rows = ABLATED.findall(text_of("docs/guides/is-this-layer-worth-it.md"))
+    kept = sorted(path.stem for path in (ROOT / "benchmarks" / "results").glob("ablation_*.json"))
+    assert sorted(name for name, *_ in rows) == kept
+    for name, *shown in rows:
+        numbers = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["numbers"]
+        predictors = numbers["ablation"]["predictors"]
+        influence = {one["part"]: one for one in predictors if one["name"] == "influence"}
+        assert shown == [worth_telling(influence[part]) for part in ("block", "attention", "feed-forward")]
+        layers = len({removal["layer"] for removal in numbers["ablation"]["removals"]})
+        assert numbers["passes"] == pytest.approx(1.5 * layers + 0.5)
+        assert numbers["passes"] <= 1.6 * layers
+
+
 def test_headings_of_a_page_do_not_skip_a_level():
     for page in PAGES:
         levels = [len(hashes) for hashes in re.findall(r"^(#+) ", FENCE.sub("", text_of(page)), re.M)]

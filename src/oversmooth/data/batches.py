@@ -22,11 +22,13 @@ DECODER_TOKENS = 8
 """Length of the decoder input that an audio model gets when none is given."""
 
 
-def prepare(model: nn.Module, config: Mapping[str, Any], batch: Batch, limit: int | None = None) -> dict[str, Any]:
+def prepare(
+    model: nn.Module, config: Mapping[str, Any], batch: Batch | str, limit: int | None = None
+) -> dict[str, Any]:
     """The batch as keyword arguments of the model (the name `""` for the one positional tensor), at most `limit` rows.
 
     Encoder-decoder models without a decoder input get the encoder's text again, or a short run of token ids for audio.
-    Sizes are left to the model: many take images of several. Raises `WrongBatch` for inputs of another kind, and for ids
+    Sizes are left to the model: many take images of several. Raises `WrongBatch` for texts, inputs of another kind, and ids
     that the model does not have. Plain numbers and switches (`interpolate_pos_encoding=True`) are passed on as they are.
     """
     device = device_of(model)
@@ -62,7 +64,11 @@ def _has_rows(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0
 
 
-def _named(model: nn.Module, config: Mapping[str, Any], batch: Batch) -> dict[str, Any]:
+def _named(model: nn.Module, config: Mapping[str, Any], batch: Batch | str) -> dict[str, Any]:
+    if isinstance(batch, str):
+        expected = "a tokenizer's output, a dict of tensors or one tensor"
+        advice = "Write texts to a file, one a line, and give its name as the data; or call the tokenizer yourself."
+        raise WrongBatch(expected, f"the text {batch[:40]!r}", advice)
     parameters = signature(model.forward).parameters
     takes = [name for name, parameter in parameters.items() if parameter.kind not in (VAR_POSITIONAL, VAR_KEYWORD)]
     if not takes and isinstance(batch, Mapping):

@@ -6,6 +6,9 @@
     effective_tokens    mean over queries of exp(-sum a log a): how many tokens a query sees
     sink_rate           share of heads that give more than 0.3 of all their attention to one position
     attention_rank      (sum s^2)^2 / sum s^4, s the singular values of A: 1 if all rows are equal, n for the identity
+
+Where a model has a learned sink beside the tokens, rows sum to one with it: it counts as one more key in the first two, is
+no position in the third, and A in the fourth is what is left for tokens.
 """
 
 from collections import Counter
@@ -50,6 +53,8 @@ class HeadNumbers:
     sink_position: Tensor
     attention_rank: PerHead
     tokens: int
+    learned_sink: PerHead | None = None
+    """Share of all attention that goes to a learned sink beside the tokens; `None` where there is none."""
 
     def of_layer(self) -> dict[str, float]:
         """Means over heads; the rate of sinks only where there are tokens enough."""
@@ -61,12 +66,16 @@ class HeadNumbers:
         return found
 
 
-def head_numbers(attention: Float[Tensor, "head query key"]) -> HeadNumbers:
-    """All numbers of every head, from maps whose rows sum to one."""
+def head_numbers(
+    attention: Float[Tensor, "head query key"], beside: Float[Tensor, "head query"] | None = None
+) -> HeadNumbers:
+    """All numbers of every head, from maps whose rows sum to one; with what goes to a sink `beside` them, if there is one."""
     # Entries of exactly zero contribute nothing: the smallest number keeps their logarithm finite. Twice as fast as `entr`.
     logarithms = attention.clamp(min=torch.finfo(attention.dtype).tiny).log_()
     entropy = -logarithms.mul_(attention).sum(-1).clamp(max=0)
     seen = attention.sign().sum(-1)  # as `count_nonzero`, in a third of its time
+    if beside is not None:
+        entropy, seen = entropy + torch.special.entr(beside), seen + beside.sign()
     sees_several = seen > 1
     relative = torch.where(sees_several, entropy / seen.clamp(min=2).log(), 0.0)
     received = attention.mean(1)
@@ -80,6 +89,7 @@ def head_numbers(attention: Float[Tensor, "head query key"]) -> HeadNumbers:
         sink_position=sink.indices,
         attention_rank=squares.square() / fourth,
         tokens=attention.shape[-1],
+        learned_sink=None if beside is None else beside.mean(-1),
     )
 
 
@@ -90,9 +100,12 @@ class _Layer:
     sums: Float[Tensor, "number head"]
     positions: list[Counter[int]]
     sequences: int = 0
+    has_learned_sink: bool = False
 
     def add(self, numbers: HeadNumbers) -> None:
-        parts = (numbers.attention_entropy, numbers.effective_tokens, numbers.sink, numbers.attention_rank)
+        self.has_learned_sink = numbers.learned_sink is not None
+        learned = torch.zeros_like(numbers.sink) if numbers.learned_sink is None else numbers.learned_sink
+        parts = (numbers.attention_entropy, numbers.effective_tokens, numbers.sink, numbers.attention_rank, learned)
         self.sums += torch.stack(parts).double().cpu()
         for counter, position in zip(self.positions, numbers.sink_position.tolist(), strict=True):
             counter[position] += 1
@@ -123,7 +136,7 @@ class AttentionGatherer:
         with unwatched():
             try:
                 maps = self.maps_of((stack.label, position))
-                found = [head_numbers(maps.of(i, keep[i])) for i in (keep.sum(1) >= 2).nonzero()[:, 0].tolist()]
+                found = [head_numbers(*maps.with_sink(i, keep[i])) for i in (keep.sum(1) >= 2).nonzero()[:, 0].tolist()]
             except NoAttentionMaps as error:
                 self.reasons[stack.label] = error.problem
                 return
@@ -139,7 +152,7 @@ class AttentionGatherer:
             if place not in self._layers:
                 heads = len(numbers.sink)
                 self._layers[place] = _Layer(
-                    torch.zeros(4, heads, dtype=torch.float64), [Counter() for _ in range(heads)]
+                    torch.zeros(5, heads, dtype=torch.float64), [Counter() for _ in range(heads)]
                 )
             self._layers[place].add(numbers)
 
@@ -154,7 +167,8 @@ class AttentionGatherer:
                 sink=sink,
                 sink_position=layer.positions[head].most_common(1)[0][0],
                 rank=rank,
+                learned_sink=learned if layer.has_learned_sink else None,
             )
             for place, layer in self._layers.items()
-            for head, (entropy, tokens, sink, rank) in enumerate((layer.sums / layer.sequences).T.tolist())
+            for head, (entropy, tokens, sink, rank, learned) in enumerate((layer.sums / layer.sequences).T.tolist())
         )

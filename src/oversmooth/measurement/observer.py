@@ -257,10 +257,10 @@ def _add(pending: Sequence[_Noted]) -> None:
     for noted in pending:
         sequences = len(noted.found.values) // len(noted.places)
         alike.setdefault((sequences, noted.found.values.device), []).append(noted)
-    for (sequences, _), group in alike.items():
-        values = torch.cat([noted.found.values.double() for noted in group]).cpu().numpy().reshape(-1, sequences)
-        defined = torch.cat([noted.found.defined for noted in group]).cpu().numpy().reshape(-1, sequences)
+    for group in alike.values():
         sums = [noted.sums.setdefault((place, noted.metric), Running()) for noted in group for place in noted.places]
+        values = torch.cat([noted.found.values.double() for noted in group]).unflatten(0, (len(sums), -1)).cpu().numpy()
+        defined = torch.cat([noted.found.defined for noted in group]).unflatten(0, (len(sums), -1)).cpu().numpy()
         counts = defined.sum(1)
         means = np.where(defined, values, 0).sum(1) / np.maximum(counts, 1)
         squares = np.square(np.where(defined, values - means[:, None], 0)).sum(1)

@@ -132,6 +132,8 @@ class HeadAttention:
     """That position in most sequences, counted from 0 over the tokens that are measured."""
     rank: float
     """Participation ratio of the squared singular values: 1 if all queries look alike, n for the identity."""
+    learned_sink: float | None = None
+    """Share of all attention that goes to a learned sink beside the tokens; `None` where the model has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

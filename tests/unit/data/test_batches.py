@@ -182,3 +182,10 @@ def test_audio_masks_are_shortened_like_the_audio():
     tokens = model(**inputs).last_hidden_state.shape[1]
     keep = keep_mask(model, {"attention_mask": mask}, stack, torch.zeros(1, tokens, 32), 0)
     assert 0 < int(keep.sum()) < tokens
+
+
+def test_texts_in_a_list_are_refused_with_what_to_give_instead():
+    model, _ = tiny_model("bert")
+    with pytest.raises(WrongBatch, match="found the text 'A cat sat'") as caught:
+        prepare(model, {}, "A cat sat")
+    assert "one a line" in caught.value.next_step

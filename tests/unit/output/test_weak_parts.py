@@ -96,3 +96,5 @@ def test_sinks_and_idle_heads_are_counted_in_words():
         "1 looks at hardly more than one token, 1 at all tokens nearly alike."
     )
     assert attention_words([head()]).startswith("0 of 1 heads give more than 0.3 of their attention to one position.")
+    both = attention_words([head(learned_sink=0.5), head(learned_sink=0.1)])
+    assert both.endswith("To a learned sink beside the tokens goes 30% of attention.")

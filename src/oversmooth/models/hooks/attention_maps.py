@@ -48,11 +48,12 @@ class Awaited:
     words: str
     heads: int | None
     has_gains: bool = False
+    has_sink: bool = False
 
 
 def awaited(label: str, position: int, block: BlockNames, heads: int | None, arch: Arch) -> Awaited:
     words = f"layer {block.index}" + (f" of {label}" if label else "")
-    return Awaited((label, position), words, heads, bool(arch.gains))
+    return Awaited((label, position), words, heads, bool(arch.gains), "sink" in arch.gains)
 
 
 @contextmanager
@@ -186,7 +187,9 @@ class _Watch(TorchFunctionMode):
 
     def _take(self, of_sequence: Callable[[int], Tensor] | None) -> None:
         if of_sequence is not None and self._armed is not None:
-            self._taken[self._armed.layer] = AttentionMaps(self._armed.words, of_sequence)
+            self._taken[self._armed.layer] = AttentionMaps(
+                self._armed.words, of_sequence, has_sink=self._armed.has_sink
+            )
             self._armed = None
 
     def _other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -41,6 +41,8 @@ class AttentionMaps:
     of_sequence: Callable[[int], Float[Tensor, "head token key"]]
     written: Written | None = None
     """The gains of the tokens that are written, where the family has any."""
+    has_sink: bool = False
+    """Whether the family has a learned sink beside the tokens, which takes a part of every row."""
 
     def seen(
         self, sequence: int, keep: Bool[Tensor, " token"], dtype: torch.dtype = torch.float32
@@ -91,6 +93,21 @@ class AttentionMaps:
                 self.layer, reason, "Sinks, dropout and padding that is not masked break the theory: it needs row sums."
             )
         return kept / sums
+
+    def with_sink(
+        self, sequence: int, keep: Bool[Tensor, " token"]
+    ) -> tuple[Float[Tensor, "head kept kept"], Float[Tensor, "head kept"] | None]:
+        """Probabilities between the kept tokens, and what each row leaves to a learned sink, if the family has one."""
+        if not self.has_sink:
+            return self.of(sequence, keep), None
+        kept, tolerance = self._kept(sequence, keep, torch.float32)
+        dropped = self.of_sequence(sequence)[:, keep][:, :, ~keep].float().sum(-1)
+        sums = kept.sum(-1)
+        if not bool(((sums >= 0) & (sums <= 1 + tolerance) & (dropped <= tolerance)).all()):  # also where it is NaN
+            reason = "rows that sum to more than one, or that look at tokens that do not count"
+            raise NoAttentionMaps(self.layer, reason, "Check the mask; keep prefix tokens.")
+        beside = 1 - sums
+        return kept, beside.masked_fill(beside <= tolerance, 0)  # some layers have no sink: rounding is none
 
     def _kept(
         self, sequence: int, keep: Bool[Tensor, " token"], dtype: torch.dtype

@@ -40,7 +40,11 @@ def attention_words(heads: Sequence[HeadAttention]) -> str:
         where = f", {'all' if count == len(sinks) else f'{count} of them'} at position {position}"
     first = f"{len(sinks)} of {len(heads)} heads give more than {SINK} of their attention to one position{where}."
     look = "looks" if collapsed == 1 else "look"
-    return f"{first} {collapsed} {look} at hardly more than one token, {uniform} at all tokens nearly alike."
+    learned = [head.learned_sink for head in heads if head.learned_sink is not None]
+    last = (
+        f" To a learned sink beside the tokens goes {sum(learned) / len(learned):.0%} of attention." if learned else ""
+    )
+    return f"{first} {collapsed} {look} at hardly more than one token, {uniform} at all tokens nearly alike.{last}"
 
 
 def _maps(stack: str, heads: Sequence[HeadAttention]) -> Pair:
@@ -89,13 +93,15 @@ def _maps(stack: str, heads: Sequence[HeadAttention]) -> Pair:
 def _hover(head: HeadAttention | None) -> str:
     if head is None:
         return ""
+    learned = "" if head.learned_sink is None else f", {head.learned_sink:.0%} to the learned sink"
     return (
         f"entropy {head.entropy:.2f}, sees {head.effective_tokens:.1f} tokens<br>"
-        f"{head.sink:.0%} to position {head.sink_position}, rank {head.rank:.1f}"
+        f"{head.sink:.0%} to position {head.sink_position}{learned}, rank {head.rank:.1f}"
     )
 
 
 def _row(head: HeadAttention) -> dict[str, object]:
+    learned = {} if head.learned_sink is None else {"to the learned sink": head.learned_sink}
     return {
         "stack": head.stack,
         "layer": head.depth - 1,
@@ -105,4 +111,5 @@ def _row(head: HeadAttention) -> dict[str, object]:
         "largest share": head.sink,
         "at position": head.sink_position,
         "rank": head.rank,
+        **learned,
     }
