@@ -101,11 +101,12 @@ def sink_facts(rows):
     """Entropy over its largest value, tokens seen and the sink's share, row by row, from what the model shows of its maps."""
     entropies, tokens, to_sink = [], [], []
     for row in rows:
-        outcomes = [p for p in (*row, 1 - sum(row)) if p > 1e-5]  # below is rounding: a layer without a sink
+        rest = 1 - sum(row)
+        outcomes = [p for p in row if p > 0] + [rest] * (rest > 1e-4)  # below is rounding: a layer without a sink
         entropy = -sum(p * math.log(p) for p in outcomes)
         entropies += [entropy / math.log(len(outcomes))] if len(outcomes) > 1 else []
         tokens.append(math.exp(entropy))
-        to_sink.append(1 - sum(row))
+        to_sink.append(rest)
     return [sum(numbers) / len(numbers) for numbers in (entropies, tokens, to_sink)]
 
 
