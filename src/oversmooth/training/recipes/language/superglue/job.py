@@ -22,7 +22,7 @@ from oversmooth.training.recipes.language.superglue.reading import Split
 from oversmooth.training.recipes.language.superglue.scoring import scored
 from oversmooth.training.recipes.language.superglue.submission import write_submission
 from oversmooth.training.recipes.language.superglue.tasks import TASKS, Example, Task
-from oversmooth.training.recipes.runner import RunRequest
+from oversmooth.training.recipes.runner import WHAT_IFS, RunRequest
 from oversmooth.training.recipes.schedule import warm_cosine
 from oversmooth.training.recipes.schema import Count, Optimizer, Recipe, Section, Share
 
@@ -164,5 +164,5 @@ def _probe(examples: EncodedExamples, collate: Collate) -> dict[str, Any]:
 
 
 def _analysis_before(checkpoint: str, probe: dict[str, Any], folder: Path) -> None:
-    text = analyze(load_encoder(checkpoint).eval(), [probe]).to_json(indent=1)
+    text = analyze(load_encoder(checkpoint).eval(), [probe], what_ifs=WHAT_IFS).to_json(indent=1)
     write_whole(folder / BEFORE, lambda partial_: partial_.write_text(text, encoding="utf-8"))
