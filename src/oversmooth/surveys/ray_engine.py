@@ -15,6 +15,7 @@ import os
 import pickle
 import socket
 import uuid
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -121,13 +122,17 @@ def _outcomes(ray: Any, targets: Sequence[Listed], options: Options, desk: str, 
     at_once = min(workers, len(targets))
     blocks = max(-(-len(targets) // TARGETS_PER_BLOCK), at_once)
     items = [{"target": listed.target, "year": listed.year or 0} for listed in targets]
-    dataset = ray.data.from_items(items, override_num_blocks=blocks).map(
-        Worker,
-        fn_constructor_args=(options, desk),
-        compute=ray.data.ActorPoolStrategy(size=at_once),
-        num_cpus=1,
-        max_restarts=0,
-    )
+    with (
+        warnings.catch_warnings()
+    ):  # of Ray 2.60: `max_restarts` will need another name in 2.64, which is not allowed yet
+        warnings.simplefilter("ignore", ray.util.annotations.RayDeprecationWarning)
+        dataset = ray.data.from_items(items, override_num_blocks=blocks).map(
+            Worker,
+            fn_constructor_args=(options, desk),
+            compute=ray.data.ActorPoolStrategy(size=at_once),
+            num_cpus=1,
+            max_restarts=0,
+        )
     for row in dataset.iter_rows():
         yield pickle.loads(row["outcome"])
 
