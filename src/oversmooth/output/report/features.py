@@ -6,6 +6,7 @@ from typing import Any
 from oversmooth.output.numbers import signed
 from oversmooth.output.report.blocks import Block, Pair, Plot, Section, table_of
 from oversmooth.output.report.weights import rounded
+from oversmooth.output.report.words import colour_of
 from oversmooth.results import Attribution, Measurement, PlaceValue
 
 STACK_DASHES = ("solid", "dash", "dot", "dashdot")
@@ -207,7 +208,7 @@ def _waterfall_plot(attribution: Attribution) -> Plot:
     return Plot(
         id=f"waterfall-{attribution.stack}" if attribution.stack else "waterfall",
         figure=_waterfall(attribution),
-        caption=f"From embedding to output{name}: what each kind of sub-block did. Down smooths.",
+        caption=f"From embedding to output{name}: what each kind of sub-block did. Down smooths; grey: no clear change.",
         alt=f"Waterfall: {attribution_words(attribution)}.",
     )
 
@@ -240,22 +241,20 @@ def _kinds(attribution: Attribution) -> dict[str, float]:
 
 
 def _waterfall(attribution: Attribution) -> dict[str, Any]:
-    kinds = _kinds(attribution)
+    """A bar per kind, each from where the last one ended; grey where there is no clear change, as the sentences say."""
+    names, changes = [*_kinds(attribution), "total"], [*_kinds(attribution).values(), attribution.total]
+    directions = {kind.part: kind.direction for kind in attribution.kinds} | {"total": attribution.direction}
     trace = {
-        "type": "waterfall",
-        "x": [*kinds, "total"],
-        "y": rounded([*kinds.values(), attribution.total]),
-        "measure": [*["relative"] * len(kinds), "total"],
-        "text": [signed(value) for value in (*kinds.values(), attribution.total)],
+        "type": "bar",
+        "x": names,
+        "y": rounded(changes),
+        "base": rounded([*(sum(changes[:k], 0.0) for k in range(len(names) - 1)), 0.0]),
+        "text": [signed(change) for change in changes],
         "textposition": "outside",
         "cliponaxis": False,
-        "decreasing": {"marker": {"color": "var(--smooth)"}},
-        "increasing": {"marker": {"color": "var(--sharpen)"}},
-        "totals": {"marker": {"color": "var(--neutral)"}},
-        "connector": {"line": {"color": "var(--line)"}},
+        "marker": {"color": [colour_of(directions.get(name), x) for name, x in zip(names, changes, strict=True)]},
     }
-    layout = {"height": 290, "xaxis": {}, "yaxis": {"title": {"text": change_title(attribution)}}}
-    return {"traces": [trace], "layout": layout}
+    return {"traces": [trace], "layout": {"height": 290, "yaxis": {"title": {"text": change_title(attribution)}}}}
 
 
 def _parts_per_depth(attribution: Attribution) -> dict[str, Any]:

@@ -38,7 +38,9 @@ def _predicted(prediction: Prediction) -> str:
     clear = [layer for layer in layers if layer.direction in counts and layer.regime in counts]
     seen = f" One real pass has that sign in {sum(layer.direction == layer.regime for layer in clear)} of {len(clear)}."
     sharpen = f" and {counts['sharpening']} would sharpen" if counts["sharpening"] else ""
-    lead = f"Iterated at fixed attention, {counts['smoothing']} of {len(layers)} attention layers would smooth{sharpen}."
+    lead = (
+        f"Iterated at fixed attention, {counts['smoothing']} of {len(layers)} attention layers would smooth{sharpen}."
+    )
     return lead + (seen if clear else "")
 
 
@@ -47,3 +49,9 @@ def _weights(inspection: Inspection) -> str:
     smoothing, neither = sum(1 for tendency in known if tendency > 0), known.count(0)
     rest = f", of {neither} to neither" if neither else ""
     return f"The weights of {smoothing} of {len(known)} layers tend to smooth{rest}."
+
+
+def colour_of(direction: str | None, change: float) -> str:
+    """The colour of what happens; by the sign in results of older versions, which have no direction."""
+    direction = direction or ("smoothing" if change < 0 else "sharpening")
+    return {"smoothing": "var(--smooth)", "sharpening": "var(--sharpen)"}.get(direction, "var(--neutral)")
