@@ -136,3 +136,26 @@ def test_a_token_that_outweighs_the_others_is_named_with_channel_and_block(analy
     assert spread.startswith("One token outweighs the others")
     assert "channel" not in spread
     assert dominating_words(dataclasses.replace(found, ratio=3.0)) == ""
+
+
+def test_all_metrics_stand_whole_in_tables_that_fit_the_terminal(monkeypatch, capsys):
+    from oversmooth.measurement.measurement import measure
+    from tests.contract.tiny_models import tiny_model
+
+    model, inputs = tiny_model("gpt2")
+    result = measure(model, [inputs], metrics="all")
+    monkeypatch.setattr("oversmooth.output.terminal.tables.PIPE_WIDTH", 80)
+    show_measurement(result)
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    heads = [line.split() for line in printed.splitlines() if line.startswith("depth")]
+    assert [name for head in heads for name in head[2:]] == [
+        *(name for name, _ in result.definitions),
+        "d",
+        "log(HFC/LFC)",
+    ]
+    cells = {
+        value.metric: f"{value.mean:.4g}" for value in result.values if (value.depth, value.place) == (1, "attn_sum")
+    }
+    for shown in cells.values():
+        assert shown in printed

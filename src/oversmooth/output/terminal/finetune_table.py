@@ -2,7 +2,8 @@
 
 from rich.markup import escape
 
-from oversmooth.output.terminal.tables import new_table, open_console
+from oversmooth.output.terminal.layout import new_table
+from oversmooth.output.terminal.tables import open_console
 from oversmooth.results import EndOfDepth, FinetuneResult
 
 COLUMNS = ("task", "metrics", "score", "spread", "cosine", "HFC/LFC", "smoothing layers")

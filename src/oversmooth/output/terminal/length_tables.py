@@ -3,7 +3,8 @@
 from rich.markup import escape
 
 from oversmooth.output.numbers import format_cell
-from oversmooth.output.terminal.tables import new_table, open_console, show_data
+from oversmooth.output.terminal.layout import new_table
+from oversmooth.output.terminal.tables import open_console, show_data
 from oversmooth.results import LengthCurves
 
 

@@ -8,7 +8,8 @@ from rich.table import Table
 
 from oversmooth.output.numbers import format_cell, signed
 from oversmooth.output.terminal.heading import show_heading
-from oversmooth.output.terminal.tables import new_table, open_console, show_data
+from oversmooth.output.terminal.layout import new_table
+from oversmooth.output.terminal.tables import open_console, show_data
 from oversmooth.results import Row
 from oversmooth.results.layer_prediction import Asymptotic, LayerPrediction
 from oversmooth.results.prediction import Prediction

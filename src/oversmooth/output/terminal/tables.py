@@ -4,7 +4,6 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -12,7 +11,9 @@ from rich.table import Table
 from oversmooth.output.data_words import how_made, how_much
 from oversmooth.output.numbers import format_cell
 from oversmooth.output.terminal.heading import show_heading
+from oversmooth.output.terminal.layout import new_table
 from oversmooth.output.terminal.markdown_console import MarkdownConsole, writes_markdown
+from oversmooth.output.terminal.measurement_tables import measurement_tables
 from oversmooth.output.whole_files import write_whole
 from oversmooth.output.words import depth_words, dominating_words, who_words
 from oversmooth.results import Control, DataFacts, Inspection, LayerInspection, Measurement, Row, Spectrum, Verification
@@ -32,11 +33,6 @@ def open_console() -> Console:
         return MarkdownConsole(width=PIPE_WIDTH)
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
-
-
-def new_table() -> Table:
-    """Light rules and tight columns: the widest table of a layer fits an 80-column terminal."""
-    return Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
@@ -171,7 +167,8 @@ def show_measurement(result: Measurement) -> None:
     prefix = "" if result.prefix_tokens == "none" else f", prefix tokens {result.prefix_tokens}"
     show_data(console, result.data, f"{prefix}{partial}")
     for stack in dict.fromkeys(value.stack for value in result.values):
-        console.print(_measurement_table(result, stack))
+        for table in measurement_tables(result, stack, console.width):
+            console.print(table)
     for attribution in result.shown_attributions:
         console.print(escape(f"{depth_words(attribution)} {who_words(attribution)} Below 0 smooths."))
     for found in result.dominating:
@@ -188,36 +185,6 @@ def show_data(console: Console, data: DataFacts, ending: str) -> None:
         console.print(escape(line), style="dim", soft_wrap=True)
     for warning in data.warnings:
         console.print(escape(f"Warning: {warning}"), style="bold yellow", soft_wrap=True)
-
-
-def _measurement_table(result: Measurement, stack: str) -> Table:
-    table = new_table()
-    metrics = [name for name, _ in result.definitions]
-    changes = {
-        (part.depth, part.place): part.change
-        for item in result.attributions
-        for part in item.parts
-        if item.stack == stack
-    }
-    for name in (*([stack] if stack else []), "depth", "place", *metrics, "d log(HFC/LFC)"):
-        table.add_column(escape(name), justify="left" if name == "place" else "right", no_wrap=True)
-    rows: dict[tuple[int, str], dict[str, str]] = {}
-    for value in result.values:
-        if value.stack == stack:
-            error = "" if value.standard_error is None else f" ±{value.standard_error:.2g}"
-            cell = "-" if value.mean is None else f"{value.mean:.4g}{error}"
-            rows.setdefault((value.depth, value.place), {})[value.metric] = cell
-    for (depth, place), cells in rows.items():
-        change = changes.get((depth, place))
-        lead = [""] if stack else []
-        table.add_row(
-            *lead,
-            str(depth),
-            place,
-            *(cells.get(name, "-") for name in metrics),
-            "" if change is None else f"{change:+.3f}",
-        )
-    return table
 
 
 def show_control(result: Control) -> None:
