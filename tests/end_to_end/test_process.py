@@ -125,7 +125,7 @@ def test_a_reader_that_leaves_is_no_error_of_ours():
 def test_a_stream_that_is_closed_changes_nothing_else(closed, folder, tmp_path):
     done = run("inspect", folder, "--csv", tmp_path / "rows.csv", shell=closed)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "rows.csv").read_text().startswith("stack,")
+    assert (tmp_path / "rows.csv").read_text().startswith("model,stack,layer,")
 
 
 def test_an_error_with_stderr_closed_still_has_its_code():
