@@ -41,6 +41,7 @@ def test_a_smoothed_model_breaks_the_rule_at_its_layer_and_attention_is_to_blame
     assert first.sub_block == "attention"
     assert first.words.startswith("layer 1: cosine is 0.9")
     assert "allowed is at most 0.9; its attention smooths most (-" in first.words
+    assert first.words.endswith("in log HFC/LFC at unit length)")
     assert osm.GateResult.from_dict(result.to_dict(), where="here") == result
 
 

@@ -38,7 +38,11 @@ class Breach:
         found = "has no value" if self.value is None else f"is {self.value:.4g}"
         why = ""
         if self.sub_block:
-            change = f" ({self.sub_block_change:+.3f} in log HFC/LFC)" if self.sub_block_change is not None else ""
+            change = (
+                f" ({self.sub_block_change:+.3f} in log HFC/LFC at unit length)"
+                if self.sub_block_change is not None
+                else ""
+            )
             why = f"; its {self.sub_block} smooths most{change}"
         return f"{where}: {metric} {found}, allowed is {allowed}{why}"
 
