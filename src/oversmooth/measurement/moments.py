@@ -188,9 +188,12 @@ class Moments:
         """The token of the largest norm; NaN where a sequence is not finite."""
         return self.sums[3]
 
-    @cached_property
+    @property
     def without_largest(self) -> "Moments":
-        """The same sequences without their largest token, which alone may carry HFC, LFC and all that scales with them."""
+        """The same sequences without their largest token, which alone may carry HFC, LFC and all that scales with them.
+
+        Not kept here: it refers to the whole, and a cycle would hold the tokens until the garbage collector comes by.
+        """
         return WithoutLargest.of_whole(self)
 
     @cached_property

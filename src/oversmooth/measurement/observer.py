@@ -7,7 +7,9 @@ the forward pass; of the stream, a place and the sub-block before it are held wh
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -138,6 +140,7 @@ class MeasurementObserver:
         """Metrics that need the tokens, and those that one token can decide also without the largest one."""
         costly = [metric for metric in self.chosen.states if metric.is_costly]
         few = moments.every(EVERY, self.seen.sequences) if costly else moments
+        others = cache(attrgetter("without_largest"))
         for metric in self.chosen.states:
             sums = few if metric.is_costly else moments
             if metric.of_sums:
@@ -147,7 +150,7 @@ class MeasurementObserver:
                 continue
             self._note((place,), metric.name, _valued(metric, sums))
             if metric.scales and bool((sums.n >= LEAST_WITHOUT).any()):
-                found = without_largest(metric, sums.without_largest)
+                found = without_largest(metric, others(sums))
                 self._pending.append(_Noted(self._without, (place,), metric.name, found))
 
     def _follow(self, place: Place, moments: Moments, kept: Kept) -> None:

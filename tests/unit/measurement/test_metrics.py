@@ -1,6 +1,8 @@
 """Closed forms, invariances and naive references for every metric of the table."""
 
+import gc
 import math
+import weakref
 
 import jaxtyping
 import numpy as np
@@ -601,3 +603,17 @@ def test_a_span_kept_by_all_sequences_is_not_copied():
     keep = kept(h)
     keep[:, 0] = False
     assert Moments.of(h, keep).x.data_ptr() == h[:, 1:].data_ptr()
+
+
+def test_tokens_are_free_as_soon_as_nobody_holds_them():
+    """Not when the garbage collector comes by: by then the tokens of many places would be in memory."""
+    gc.disable()
+    try:
+        h = torch.randn(2, 5, 4)
+        moments = Moments.of(h, kept(h))
+        assert moments.without_largest.gram.shape == (2, 4, 4)
+        seen = weakref.ref(moments)
+        del moments
+        assert seen() is None
+    finally:
+        gc.enable()
