@@ -23,6 +23,7 @@ from typing import Any
 import harness
 
 sys.path.insert(0, str(harness.ROOT))
+from tests.hub_judgement import Sender
 from tests.loopback_hub import Hub, environment_of, serving
 from tests.small_checkpoints import repositories
 
@@ -54,9 +55,9 @@ def measure(listing: Path, out: Path, workers: int) -> None:
 class TimedHub(Hub):
     """Knows when it was asked."""
 
-    def admit(self) -> bool:
+    def admit(self, sender: Sender | None) -> bool:
         self.times = [*getattr(self, "times", [])[:1], time.monotonic()]
-        return super().admit()
+        return super().admit(sender)
 
 
 def run(hub: TimedHub, place: Path, workers: int) -> dict[str, Any]:

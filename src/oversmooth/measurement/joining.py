@@ -7,12 +7,11 @@ they were sequences of one large batch.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 
 from oversmooth.measurement.metric import Metric, MetricValues
-from oversmooth.measurement.moments import Moments
+from oversmooth.measurement.moments import Moments, made_of
 from oversmooth.models.hooks.places import Place
 
 SUMS = ("mask", "n", "norms", "mean_squared", "hfc_squared")
@@ -21,15 +20,6 @@ UNIT_SUMS = ("unit_sum_squared", "unit_hfc_squared")
 """The same of tokens at length one."""
 LEAST_WITHOUT = 3
 """Tokens that a sequence needs for numbers without its largest one."""
-
-T = TypeVar("T")
-
-
-def made_of(kind: type[T], facts: dict[str, object]) -> T:
-    """An object of which only these attributes are known; what follows from them is computed when asked for."""
-    found = object.__new__(kind)
-    found.__dict__.update(facts)
-    return found
 
 
 def settled(moments: Moments, names: Iterable[str] = SUMS + UNIT_SUMS) -> Moments:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from oversmooth.errors import TooFewTokens, WrongShape
 
+T = TypeVar("T")
 CLEARLY = 0.2
 """Share of HFC^2 in sum |x_i|^2 from which their difference keeps all but one digit."""
 
@@ -228,9 +230,7 @@ class WithoutLargest(Moments):
         others |= {"mask": whole.mask.scatter(1, column, 0), "norms": whole.norms.scatter(1, column, 0)}
         if bool(whole.is_finite.all()):  # else a sum over all tokens holds 0 times infinity
             others["mean"] = whole.sums[2] / n[:, None]
-        found = object.__new__(cls)
-        found.__dict__.update(others)
-        return found
+        return made_of(cls, others)
 
     @cached_property
     def x(self) -> Float[Tensor, "batch span d_model"]:
@@ -246,6 +246,13 @@ class WithoutLargest(Moments):
             return x.mT @ x
         kept = self.mask.to(self.whole.gram.device).bool()
         return self.whole.gram.masked_fill(~(kept[:, :, None] & kept[:, None]), 0)
+
+
+def made_of(kind: type[T], facts: dict[str, object]) -> T:
+    """An object of which only these attributes are known; what follows from them is computed when asked for."""
+    found = object.__new__(kind)
+    found.__dict__.update(facts)
+    return found
 
 
 def weighted_sums(

@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from oversmooth.measurement.joining import joined, made_of, settled
+from oversmooth.measurement.joining import joined, settled
 from oversmooth.measurement.metric import MetricValues
-from oversmooth.measurement.moments import Moments
+from oversmooth.measurement.moments import Moments, made_of
 
 PerSequence = Float[Tensor, " batch"]
 OF_STEP = ("added_norms", "unit_product", "shared_turn")

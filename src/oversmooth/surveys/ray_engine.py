@@ -122,9 +122,8 @@ def _outcomes(ray: Any, targets: Sequence[Listed], options: Options, desk: str, 
     at_once = min(workers, len(targets))
     blocks = max(-(-len(targets) // TARGETS_PER_BLOCK), at_once)
     items = [{"target": listed.target, "year": listed.year or 0} for listed in targets]
-    with (
-        warnings.catch_warnings()
-    ):  # of Ray 2.60: `max_restarts` will need another name in 2.64, which is not allowed yet
+    # Ray 2.60 says that `max_restarts` will need another name in 2.64, which is not allowed yet.
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", ray.util.annotations.RayDeprecationWarning)
         dataset = ray.data.from_items(items, override_num_blocks=blocks).map(
             Worker,
