@@ -4,7 +4,7 @@ Two families: our mini-bert, from the runs that `oversmooth reproduce` left in R
 edited. Written before the runs: three tasks, their mean score is what counts, a unit is a seed (for mini-bert that of its
 pretraining too), paired within the family against its vanilla, Holm over all comparisons, margin of 0.02. FOLDER/superglue
 has the official files, with all examples or a part of them; how many there were is in the results. What is scored lies in
-REPRODUCTION/superglue, and is not fine-tuned again.
+REPRODUCTION/superglue with the manifests of its runs, and is not fine-tuned again.
 """
 
 import json
@@ -13,17 +13,20 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import groupby
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 
 import torch
-from training_tables import PROCESSES, SEEDS, Row, save
+from training_tables import PROCESSES, SEEDS, Row, portable, save
 
 from oversmooth.control.edit import edit
 from oversmooth.models.embedded import minilm_folder
 from oversmooth.output.whole_files import write_whole
 from oversmooth.training.recipes.language.superglue.finetune import finetune
 from oversmooth.training.recipes.language.superglue.tasks import TASKS
+from oversmooth.training.recipes.manifest import read_manifest
 from oversmooth.training.reproduce.statistics import holm, outcome, paired_effect
 
 CHOSEN = ("cb", "copa", "rte")
@@ -49,33 +52,49 @@ def encoders(reproduction: Path, work: Path) -> Iterator[tuple[str, str, int, Pa
             yield "MiniLM", variant, seed, work / variant if variant in INTERVALS else minilm_folder()
 
 
-def row_of(family: str, variant: str, seed: int, folder: Path, data: Path, scored: Path) -> Row:
-    """The scores of one encoder; kept, because a stopped table goes on."""
+def rows_of(family: str, variant: str, seed: int, folder: Path, data: Path, scored: Path) -> list[Row]:
+    """A row per task of one encoder; kept, because a stopped table goes on."""
     kept = scored / f"{family}-{variant}-seed{seed}.json"
     if not kept.exists():
-        row = _fine_tuned(family, variant, seed, folder, data)
-        write_whole(kept, lambda partial: partial.write_text(json.dumps(row)))
-    found: Row = json.loads(kept.read_text())
+        rows = _fine_tuned(family, variant, seed, folder, data)
+        write_whole(kept, lambda partial: partial.write_text(json.dumps(rows)))
+    found: list[Row] = json.loads(kept.read_text())
     return found
 
 
-def _fine_tuned(family: str, variant: str, seed: int, folder: Path, data: Path) -> Row:
+def _fine_tuned(family: str, variant: str, seed: int, folder: Path, data: Path) -> list[Row]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        found = finetune(
-            str(folder), Path(name) / "out", tasks=",".join(CHOSEN), seeds=(seed,), data=str(data), overrides=CHANGES
-        )
-    scores = {task.task: task.mean for task in found.tasks}
-    return {"family": family, "variant": variant, "seed": seed, **scores, "mean": sum(scores.values()) / len(scores)}
+        out = Path(name) / "out"
+        found = finetune(str(folder), out, tasks=",".join(CHOSEN), seeds=(seed,), data=str(data), overrides=CHANGES)
+        manifests = {task: read_manifest(out / task / f"seed{seed}") for task in CHOSEN}
+    return [
+        {
+            "family": family,
+            "variant": variant,
+            "seed": seed,
+            "task": task.task,
+            "score": task.mean,
+            "manifest": portable(manifests[task.task], *map(str, (folder, data))),
+        }
+        for task in found.tasks
+    ]
+
+
+def mean_scores(rows: Sequence[Row], family: str, variant: str) -> list[float]:
+    """Over the tasks, one per seed."""
+    by_seed = [
+        [row["score"] for row in rows if (row["family"], row["variant"], row["seed"]) == (family, variant, seed)]
+        for seed in SEEDS
+    ]
+    return [sum(scores) / len(scores) for scores in by_seed]
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
     """Every variant against the vanilla of its family, seed by seed."""
-
-    def means(family: str, variant: str) -> list[float]:
-        return [row["mean"] for row in rows if (row["family"], row["variant"]) == (family, variant)]
-
-    effects = [paired_effect(means(family, of), means(family, "vanilla")) for family, of in COMPARISONS]
+    effects = [
+        paired_effect(mean_scores(rows, family, of), mean_scores(rows, family, "vanilla")) for family, of in COMPARISONS
+    ]
     adjusted = holm([effect.p for effect in effects])
     return [
         {
@@ -110,9 +129,11 @@ def page(rows: Sequence[Row], comparisons: Sequence[Row], counts: dict[str, dict
         f"| family | variant | seed | {' | '.join(CHOSEN)} | mean |",
         f"|---|---|---|{'---|' * (len(CHOSEN) + 1)}",
     ]
-    for row in rows:
-        numbers = " | ".join(f"{row[name]:.3f}" for name in (*CHOSEN, "mean"))
-        lines.append(f"| {row['family']} | {row['variant']} | {row['seed']} | {numbers} |")
+    encoder = itemgetter("family", "variant", "seed")
+    for (family, variant, seed), runs in groupby(rows, encoder):
+        scores = [run["score"] for run in runs]
+        numbers = " | ".join(f"{score:.3f}" for score in (*scores, sum(scores) / len(scores)))
+        lines.append(f"| {family} | {variant} | {seed} | {numbers} |")
     lines += ["", "| family | difference of the means | effect [95%] | p (Holm) | outcome |", "|---|---|---|---|---|"]
     lines += [f"| {' | '.join(map(str, row.values()))} |" for row in comparisons]
     return "\n".join(lines) + "\n"
@@ -126,11 +147,11 @@ def main() -> None:
     scored = reproduction / "superglue"
     scored.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name, ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
-        waiting = [pool.submit(row_of, *words, data, scored) for words in encoders(reproduction, Path(name))]
+        waiting = [pool.submit(rows_of, *words, data, scored) for words in encoders(reproduction, Path(name))]
         rows = []
         for future in waiting:
-            rows.append(future.result())
-            print(rows[-1], flush=True)
+            rows += future.result()
+            print({key: value for key, value in rows[-1].items() if key != "manifest"}, flush=True)
     comparisons, counts = compared(rows), examples(data)
     markdown = page(rows, comparisons, counts)
     more = {"comparisons": comparisons, "examples": counts, "overrides": CHANGES, "margin": MARGIN}

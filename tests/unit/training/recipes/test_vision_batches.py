@@ -11,7 +11,7 @@ from PIL import Image
 from oversmooth.training.recipes.train import load_recipe
 from oversmooth.training.recipes.vision.augment import EvaluationImages, TrainingBatch, TrainingImages, save_grid
 from oversmooth.training.recipes.vision.draws import DrawSampler, drawn_from, mixed_seed
-from oversmooth.training.recipes.vision.images import ArrayImages
+from oversmooth.training.recipes.vision.images import ArrayImages, DecodedOnce
 from oversmooth.training.recipes.vision.splits import Split
 
 COUNT = 24
@@ -193,3 +193,63 @@ def test_the_picture_of_a_batch_shows_its_pixels(split, recipe, tmp_path):
     assert shown.shape == (2 * 33 + 1, 8 * 33 + 1, 3)  # two rows of eight, a pixel apart
     numpy.testing.assert_array_equal(shown[1:33, 34:66], split.images.pixels[1])
     numpy.testing.assert_array_equal(shown[34:66, 34:66], split.images.pixels[9])
+
+
+# --- what is kept in memory -----------------------------------------------------------------------------------------
+
+
+class Counted:
+    """Images that count how often each is asked for."""
+
+    def __init__(self, images):
+        self.images, self.labels, self.asked = images, images.labels, []
+
+    def image(self, position):
+        self.asked.append(position)
+        return self.images.image(position)
+
+    def identity(self, position):
+        return self.images.identity(position)
+
+
+UNCHANGED = ["augmentation.crop=none", "augmentation.flip=0", "augmentation.rand_augment=", "augmentation.erasing=0"]
+
+
+def test_images_that_always_look_the_same_are_transformed_once(split):
+    fixed = load_recipe("cifar100", [*UNCHANGED, "augmentation.color_jitter=0"])
+    counted = Counted(split.images)
+    images = TrainingImages(Split(counted, split.positions), fixed, 0)
+    first, again = images[3, 0], images[3, 99]
+    assert counted.asked == [3]
+    assert torch.equal(first["pixels"], again["pixels"])
+    assert (first["label"], first["draw"], again["draw"]) == (3, 0, 99)
+    assert torch.equal(first["pixels"], TrainingImages(split, fixed, 5)[3, 7]["pixels"]), "and no seed changes them"
+
+
+@pytest.mark.parametrize(
+    "setting", ["crop=pad", "flip=0.5", "rand_augment=rand-m9-n2", "color_jitter=0.4", "erasing=0.2"]
+)
+def test_images_that_a_draw_changes_are_not_kept(split, setting):
+    drawn = load_recipe("cifar100", [*UNCHANGED, "augmentation.color_jitter=0", f"augmentation.{setting}"])
+    images = TrainingImages(split, drawn, 0)
+    assert images[3, 0]["draw"] == 0
+    assert not images.kept
+
+
+def test_small_images_are_decoded_once_and_give_the_same_pixels(split, recipe):
+    counted = Counted(split.images)
+    kept = Split(DecodedOnce(counted), split.positions)
+    for _ in range(2):
+        for mine, plain in zip(loaded(kept, recipe), loaded(split, recipe), strict=True):
+            assert torch.equal(mine["pixels"], plain["pixels"]), "nobody changed a shared image"
+    assert len(counted.asked) == len(set(counted.asked)) == 16
+    assert kept.facts() == split.facts()
+
+
+def test_images_that_would_fill_the_memory_are_decoded_every_time(split, monkeypatch):
+    monkeypatch.setattr("oversmooth.training.recipes.vision.images.LARGEST_KEPT", COUNT * 32 * 32 * 3 - 1)
+    counted = Counted(split.images)
+    images = DecodedOnce(counted)
+    for _ in range(2):
+        images.image(5)
+    assert counted.asked == [5, 5]

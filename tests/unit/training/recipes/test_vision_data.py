@@ -247,7 +247,7 @@ def test_a_dataset_that_is_not_on_the_hub_says_how_to_give_what_one_has():
 def test_an_unreadable_image_is_named(tmp_path, arrays):
     folder = write_folder(tmp_path, arrays)
     splits = load_splits(SETTINGS, str(folder), 1.0)
-    broken = folder / "train" / splits.train.images.names[5]
+    broken = folder / "train" / splits.train.images.images.names[5]
     with Image.open(broken) as whole:
         whole.load()
     broken.write_bytes(broken.read_bytes()[:100])

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from oversmooth.training.recipes.vision.corruptions import Corruption
 from oversmooth.training.recipes.vision.draws import Draw, drawn_from
+from oversmooth.training.recipes.vision.images import LARGEST_KEPT
 from oversmooth.training.recipes.vision.settings import VisionRecipe
 from oversmooth.training.recipes.vision.splits import Split
 
@@ -64,11 +65,14 @@ def evaluation_transform(recipe: VisionRecipe) -> tuple[Any, Transform]:
 
 
 class TrainingImages(Dataset[dict[str, Any]]):
-    """Augmented images by draw."""
+    """Augmented images by draw; kept after the first time where every draw gives the same pixels."""
 
     def __init__(self, split: Split, recipe: VisionRecipe, seed: int):
         self.split, self.seed, self.mode = split, seed, mode_of(recipe)
         self.transform = training_transform(recipe)
+        pixels = recipe.data.channels * recipe.data.image_size**2 * torch.float32.itemsize
+        self.keeps = recipe.augmentation.is_fixed and pixels * len(split) <= LARGEST_KEPT
+        self.kept: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.split)
@@ -76,10 +80,17 @@ class TrainingImages(Dataset[dict[str, Any]]):
     def __getitem__(self, draw: Draw) -> dict[str, Any]:
         index, number = draw
         position = self.split.positions[index]
+        pixels = self.kept.get(position)
+        if pixels is None:
+            pixels = self._drawn(position, number)
+            if self.keeps:
+                self.kept[position] = pixels
+        return {"pixels": pixels, "label": self.split.images.labels[position], "draw": number}
+
+    def _drawn(self, position: int, number: int) -> Tensor:
         image = self.split.images.image(position).convert(self.mode)
         with drawn_from(self.seed, number):
-            pixels = self.transform(image)
-        return {"pixels": pixels, "label": self.split.images.labels[position], "draw": number}
+            return self.transform(image)
 
 
 class EvaluationImages(Dataset[dict[str, Any]]):

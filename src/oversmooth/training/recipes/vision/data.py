@@ -17,7 +17,7 @@ from oversmooth.data.dataset_library import import_datasets, load_hub_rows, load
 from oversmooth.data.given import IMAGE_ENDINGS, require_there
 from oversmooth.errors import BadValue, MissingDependency, MissingValue, UnreadableData
 from oversmooth.training.recipes.vision.cifar_archive import is_cifar, read_cifar
-from oversmooth.training.recipes.vision.images import ArrayImages, FileImages, Images, TableImages
+from oversmooth.training.recipes.vision.images import ArrayImages, DecodedOnce, FileImages, Images, TableImages
 from oversmooth.training.recipes.vision.settings import Data
 from oversmooth.training.recipes.vision.splits import Split, cut_off, fold_out, share
 
@@ -160,7 +160,7 @@ def _class_folders(root: Path) -> list[str]:
     return found
 
 
-def _files(root: Path, classes: list[str]) -> FileImages:
+def _files(root: Path, classes: list[str]) -> Images:
     names, labels = [], []
     for label, name in enumerate(classes):
         inside = sorted(p for p in (root / name).rglob("*") if p.suffix.lower() in IMAGE_ENDINGS)
@@ -168,7 +168,7 @@ def _files(root: Path, classes: list[str]) -> FileImages:
             raise UnreadableData(str(root / name), f"images ({', '.join(sorted(IMAGE_ENDINGS))})", _inside(root / name))
         names += [str(p.relative_to(root)) for p in inside]
         labels += [label] * len(inside)
-    return FileImages(root, names, labels)
+    return DecodedOnce(FileImages(root, names, labels))
 
 
 def _inside(folder: Path) -> str:
@@ -213,7 +213,7 @@ def _tables(rows: Any, test: str | None, settings: Data, where: str, sha256: str
             raise UnreadableData(where, f"a column {' or '.join(IMAGE_COLUMNS)}", ", ".join(table.column_names))
         labels = [_number(label, classes, where) for label in table[_label_column(table, settings, where)]]
         undecoded = table.cast_column(image, import_datasets().Image(decode=False)).select_columns([image])
-        parts.append(TableImages(undecoded, image, labels, f"{where}, {name}"))
+        parts.append(DecodedOnce(TableImages(undecoded, image, labels, f"{where}, {name}")))
     return Source(parts[0], parts[1] if test else None, f"tables of {where}", sha256, classes)
 
 

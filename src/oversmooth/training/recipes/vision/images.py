@@ -10,6 +10,9 @@ from PIL import Image
 from oversmooth.data.pictures import open_as_it_is
 from oversmooth.errors import UnreadableData
 
+LARGEST_KEPT = 256 * 2**20
+"""Bytes of pixels that a source may keep in memory, in every process that loads from it."""
+
 
 @runtime_checkable
 class Images(Protocol):
@@ -70,3 +73,24 @@ class TableImages:
     def identity(self, position: int) -> bytes:
         """The position: the rows themselves are covered by the hash or the revision of the source."""
         return str(position).encode()
+
+
+class DecodedOnce:
+    """Images of another source, kept decoded where all of them together are small: most of the loading of small images is
+    finding and unpacking them. They are shared, so nobody may change one in place."""
+
+    def __init__(self, images: Images):
+        self.images, self.labels = images, images.labels
+        self.largest = LARGEST_KEPT // max(1, len(images.labels))
+        self.decoded: dict[int, Image.Image] = {}
+
+    def image(self, position: int) -> Image.Image:
+        if position in self.decoded:
+            return self.decoded[position]
+        image = self.images.image(position)
+        if image.width * image.height * len(image.getbands()) <= self.largest:
+            self.decoded[position] = image
+        return image
+
+    def identity(self, position: int) -> bytes:
+        return self.images.identity(position)

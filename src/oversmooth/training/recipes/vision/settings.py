@@ -125,6 +125,11 @@ class Augmentation(Section):
     repeats: Count = 1
     """Repeated augmentation: how many views of an image a batch holds."""
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether an image looks the same every time, as far as it is not mixed with others."""
+        return self.crop == "none" and not (self.flip or self.rand_augment or self.color_jitter or self.erasing)
+
 
 class Evaluation(Section):
     """How the trained model is judged."""
