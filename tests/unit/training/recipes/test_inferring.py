@@ -157,7 +157,7 @@ def test_an_image_that_cannot_be_read_is_left_for_training_to_name(tmp_path):
     for file in files:
         file.write_bytes(b"no image")
     with pytest.raises(UnreadableData, match="expected an image"):
-        looked_at(whole(images))
+        looked_at(whole(open_images(OPEN.data, str(folder)).train))
 
 
 def test_the_sample_is_spread_over_all_images():
