@@ -40,43 +40,43 @@ INTERVALS = {"sharpen": (-1.0, 0.0), "smooth": (0.0, 1.0)}
 COMPARISONS = (*(("mini-bert", of) for of in FREE), *(("MiniLM", of) for of in INTERVALS))
 
 
-def encoders(reproduction: Path, work: Path) -> Iterator[tuple[str, str, int, Path]]:
-    """Family, variant, seed and folder of everything that is fine-tuned."""
-    for variant in ("vanilla", *FREE):
-        for seed in SEEDS:
-            yield "mini-bert", variant, seed, reproduction / "runs" / f"{MINI_BERT}-{variant}-seed{seed}" / "model"
+def encoders(reproduction: Path, work: Path) -> Iterator[tuple[str, str, Sequence[int], Path]]:
+    """Family, variant, seeds and folder of everything that is fine-tuned; the slowest first."""
     for variant, interval in INTERVALS.items():
         edit(minilm_folder(), work / variant, interval=interval)
     for variant in ("vanilla", *INTERVALS):
+        yield "MiniLM", variant, SEEDS, work / variant if variant in INTERVALS else minilm_folder()
+    for variant in ("vanilla", *FREE):
         for seed in SEEDS:
-            yield "MiniLM", variant, seed, work / variant if variant in INTERVALS else minilm_folder()
+            yield "mini-bert", variant, (seed,), reproduction / "runs" / f"{MINI_BERT}-{variant}-seed{seed}" / "model"
 
 
-def rows_of(family: str, variant: str, seed: int, folder: Path, data: Path, scored: Path) -> list[Row]:
-    """A row per task of one encoder; kept, because a stopped table goes on."""
-    kept = scored / f"{family}-{variant}-seed{seed}.json"
+def rows_of(family: str, variant: str, seeds: Sequence[int], folder: Path, data: Path, scored: Path) -> list[Row]:
+    """A row per seed and task of one encoder; kept, because a stopped table goes on."""
+    kept = scored / f"{family}-{variant}-seed{'-'.join(map(str, seeds))}.json"
     if not kept.exists():
-        rows = _fine_tuned(family, variant, seed, folder, data)
+        rows = _fine_tuned(family, variant, seeds, folder, data)
         write_whole(kept, lambda partial: partial.write_text(json.dumps(rows)))
     found: list[Row] = json.loads(kept.read_text())
     return found
 
 
-def _fine_tuned(family: str, variant: str, seed: int, folder: Path, data: Path) -> list[Row]:
+def _fine_tuned(family: str, variant: str, seeds: Sequence[int], folder: Path, data: Path) -> list[Row]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         out = Path(name) / "out"
-        found = finetune(str(folder), out, tasks=",".join(CHOSEN), seeds=(seed,), data=str(data), overrides=CHANGES)
-        manifests = {task: read_manifest(out / task / f"seed{seed}") for task in CHOSEN}
+        found = finetune(str(folder), out, tasks=",".join(CHOSEN), seeds=seeds, data=str(data), overrides=CHANGES)
+        manifests = {(task, seed): read_manifest(out / task / f"seed{seed}") for task in CHOSEN for seed in seeds}
     return [
         {
             "family": family,
             "variant": variant,
             "seed": seed,
             "task": task.task,
-            "score": task.mean,
-            "manifest": portable(manifests[task.task], *map(str, (folder, data))),
+            "score": task.scores[order],
+            "manifest": portable(manifests[task.task, seed], *map(str, (folder, data))),
         }
+        for order, seed in enumerate(seeds)
         for task in found.tasks
     ]
 

@@ -88,6 +88,27 @@ def test_several_seeds_have_a_mean_and_a_spread(encoder, tmp_path):
     assert found.overall is None
 
 
+def test_the_encoder_is_analysed_once_before_the_runs_of_all_seeds(encoder, tmp_path, monkeypatch):
+    from oversmooth.training.recipes.language.superglue import job
+
+    data = write_superglue(tmp_path / "data", train=8, val=6, test=2, names=("cb", "rte"))
+    calls = []
+
+    def counted(*words, **more):
+        calls.append(words)
+        return osm.analyze(*words, **more)
+
+    monkeypatch.setattr(job, "analyze", counted)
+    settings = {"seeds": (0, 3), "data": str(data), "overrides": ("training.epochs=1",)}
+    finetune(str(encoder), tmp_path / "out", tasks="cb,rte", **settings)
+    assert len(calls) == 2, "one per task, whose own texts it reads"
+    texts = {
+        task: [(tmp_path / "out" / task / f"seed{seed}" / job.BEFORE).read_text() for seed in (0, 3)]
+        for task in ("cb", "rte")
+    }
+    assert texts["cb"][0] == texts["cb"][1] != texts["rte"][0] == texts["rte"][1]
+
+
 def test_the_score_stands_beside_the_smoothing_before_and_after(everything):
     root, _ = everything
     table = json.loads((root / "out" / "results.json").read_text())

@@ -85,7 +85,8 @@ def finetune(
             all_places.enter_context(place_held(place))
         for (name, seed), place in places.items():
             extra = {other: splits[other]["validation"] for other in diagnostic if TASKS[other].trained_on == name}
-            job = task_job(TASKS[name], splits[name], extra, checkpoint, tokenizer, recipe, place)
+            first = places[name, seeds[0]].out / BEFORE
+            job = task_job(TASKS[name], splits[name], extra, checkpoint, tokenizer, recipe, place, first)
             results[name].append(train_job(job, place, stage(f"{TASKS[name].folder}, seed {seed}")).results)
             _collect(place.out, out / "submission" / f"seed{seed}")
     found = _table(names, tuple(seeds), results, out, checkpoint=checkpoint, setting=setting, data=data or "the hub")

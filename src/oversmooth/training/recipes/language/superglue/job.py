@@ -88,8 +88,12 @@ def task_job(
     tokenizer: Any,
     recipe: FinetuneRecipe,
     request: RunRequest,
+    known_before: Path | None = None,
 ) -> Job:
-    """Trains on train, judges on validation once at the end, predicts test and the diagnostic sets."""
+    """Trains on train, judges on validation once at the end, predicts test and the diagnostic sets.
+
+    `known_before`: the analysis of the same encoder on the same task, where a run with another seed has left it.
+    """
     settings = recipe.training
     examples = {name: split.examples for name, split in splits.items()}
     max_tokens = longest_text(open_source(checkpoint).config, min(settings.max_tokens, tokenizer.model_max_length))
@@ -122,7 +126,7 @@ def task_job(
         save=partial(save_classifier, tokenizer),
         metrics=judge,
         final=partial(_predict_others, judge, others, encoded),
-        preview=partial(_analysis_before, checkpoint, probe),
+        preview=partial(_analysis_before, checkpoint, probe, known_before),
         trainer_arguments={"dataloader_drop_last": False},
         facts={
             "source": checkpoint,
@@ -163,6 +167,10 @@ def _probe(examples: EncodedExamples, collate: Collate) -> dict[str, Any]:
     return {name: batch[name] for name in batch if name != "labels"}
 
 
-def _analysis_before(checkpoint: str, probe: dict[str, Any], folder: Path) -> None:
-    text = analyze(load_encoder(checkpoint).eval(), [probe], what_ifs=WHAT_IFS).to_json(indent=1)
+def _analysis_before(checkpoint: str, probe: dict[str, Any], known: Path | None, folder: Path) -> None:
+    """Before any step no seed has been used yet: one analysis serves all of them."""
+    if known is not None and known.is_file():
+        text = known.read_text(encoding="utf-8")
+    else:
+        text = analyze(load_encoder(checkpoint).eval(), [probe], what_ifs=WHAT_IFS).to_json(indent=1)
     write_whole(folder / BEFORE, lambda partial_: partial_.write_text(text, encoding="utf-8"))
