@@ -200,9 +200,11 @@ def test_a_folder_that_holds_something_is_never_overwritten(bert, tmp_path):
     assert "not empty, and nothing is overwritten" in done.stderr
     (tmp_path / "out" / "mine.txt").unlink()
     assert oversmooth("edit", bert[0], "--sharpen", "--out", tmp_path / "out").returncode == 0  # an empty one is fine
-    with pytest.raises(NotWritable, match="there is no folder"):
-        edit(bert[0], tmp_path / "a" / "b", interval=(-1.0, 0.0))
+    edit(bert[0], tmp_path / "a" / "b", interval=(-1.0, 0.0))  # folders above it are made
+    assert (tmp_path / "a" / "b" / "config.json").is_file()
     (tmp_path / "file").write_text("")
+    with pytest.raises(NotWritable, match="file' is a file"):
+        edit(bert[0], tmp_path / "file" / "below", interval=(-1.0, 0.0))
     with pytest.raises(NotWritable, match="it is a file"):
         edit(bert[0], tmp_path / "file", interval=(-1.0, 0.0))
 

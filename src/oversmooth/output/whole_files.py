@@ -148,13 +148,13 @@ def _opened(path: Path, number: int | None) -> Iterator[BinaryIO]:
 
 
 def require_free(folder: Path) -> None:
-    """Refuses a folder that holds something already, or that has no parent to be written into."""
+    """Refuses a folder that holds something already, or that lies below a file; folders above it may be missing."""
     try:
         reason = _not_free(folder)
     except (OSError, ValueError) as error:
         reason = reason_of(error) if isinstance(error, OSError) else str(error)
     if reason is not None:
-        raise NotWritable(_short(folder), reason, "Give a new folder inside one that exists.")
+        raise NotWritable(_short(folder), reason, "Give a new folder.")
 
 
 def _not_free(folder: Path) -> str | None:
@@ -164,8 +164,9 @@ def _not_free(folder: Path) -> str | None:
         return "it is a file"
     if folder.is_dir() and any(folder.iterdir()):
         return "the folder is not empty, and nothing is overwritten"
-    if not folder.absolute().parent.is_dir():
-        return f"there is no folder {_short(folder.parent)!r}"
+    above = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not above.is_dir():
+        return f"{_short(above)!r} is a file"
     return _no_name(folder)
 
 
@@ -185,6 +186,7 @@ def folder_whole(folder: Path) -> Iterator[Path]:
     """Yields a temporary folder beside its place and renames it at the end; a failure leaves nothing behind."""
     require_free(folder)
     place = folder.resolve() if folder.is_symlink() else folder
+    make_folder(place.parent)
     with _partial(place) as partial:
         try:
             partial.mkdir()
