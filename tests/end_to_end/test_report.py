@@ -324,6 +324,8 @@ def test_the_analysis_round_trips(analysis):
         (["report", "nowhere"], ("Nothing was found",)),
         (["report", "-o", "no/such/folder/r.html"], ("no folder",)),
         (["report", "--run", "absent.jsonl"], ("JSONL file written by the monitor",)),
+        (["report", "one", "two", "--save", "both.json"], ("--save must be given with one model", "several models")),
+        (["report", "one", "two", "--figures", "both"], ("--figures must be given with one model",)),
     ],
 )
 def test_bad_input_gives_a_message_and_exit_code_2(arguments, pieces):

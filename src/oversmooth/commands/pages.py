@@ -78,6 +78,7 @@ def report(
 
     output = destination(output, "report", format, tables)
     require_writable(save)
+    _require_one(targets or [], {"--save": save, "--figures": figures})
     if run is not None:
         page = run_page(run)
     else:
@@ -138,3 +139,12 @@ def compare(
     analyses, page = analysed(targets, how, data, reading, options, losses)
     put_tables(analyses, tables)
     put_page(page, output, format)
+
+
+def _require_one(targets: list[str], given: dict[str, Path | None]) -> None:
+    """Refuses options that write one analysis where there are several."""
+    from oversmooth.models.revisions import steps_of
+
+    for name, path in given.items():
+        if path is not None and (len(targets) > 1 or any(steps_of(target) for target in targets)):
+            raise BadValue(name, "several models", "given with one model at a time")

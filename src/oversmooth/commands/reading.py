@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from oversmooth.commands.options import BatchSize, MaxSamples, MaxTokens, Seed
-from oversmooth.commands.shared_options import with_options
+from oversmooth.commands.option_groups import with_options
 from oversmooth.data.reading import ReadingOptions
 from oversmooth.errors import BadValue
 

@@ -9,7 +9,7 @@ import typer
 
 from oversmooth.commands import completion
 from oversmooth.commands.options import Json
-from oversmooth.commands.shared_options import Options, with_options
+from oversmooth.commands.option_groups import Options, with_options
 from oversmooth.errors import Conflict, UnknownName
 from oversmooth.output.whole_files import require_writable
 

@@ -1,4 +1,4 @@
-"""Options that several commands have together, stated once and given to a command as one value."""
+"""Groups of options that go together in several commands: stated once, and given to a command as one value."""
 
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature, signature
