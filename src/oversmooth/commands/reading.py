@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from oversmooth.commands.options import BatchSize, MaxSamples, MaxTokens, Seed
 from oversmooth.commands.option_groups import with_options
+from oversmooth.commands.options import BatchSize, MaxSamples, MaxTokens, Seed
 from oversmooth.data.reading import ReadingOptions
 from oversmooth.errors import BadValue
 

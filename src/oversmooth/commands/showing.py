@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oversmooth.commands import completion
-from oversmooth.commands.options import Json
 from oversmooth.commands.option_groups import Options, with_options
+from oversmooth.commands.options import Json
 from oversmooth.errors import Conflict, UnknownName
 from oversmooth.output.whole_files import require_writable
 
