@@ -45,8 +45,28 @@ def keep(folder: Path) -> None:
     (KEPT / "runs.json").write_text("{" + ",\n".join(lines) + "}\n")
 
 
+def beside() -> list[str]:
+    """The comparisons of the tables that have commands of their own, a row each."""
+    images, texts = (json.loads((harness.RESULTS / f"{name}.json").read_text()) for name in ("cifar10", "superglue"))
+    found = [
+        ("6", "cifar10", each["comparison"], each["effect"], each["outcome"])
+        for each in images["comparisons"]
+        if not each["comparison"].startswith("corruption")
+    ]
+    found += [
+        ("7", "superglue", f"{each['family']}: {each['difference']}", each["effect"], each["outcome"])
+        for each in texts["comparisons"]
+    ]
+    lines = ["", "Beside them, with commands of their own:", ""]
+    lines += ["| claim | table | comparison | effect [95%] | outcome |", "|---|---|---|---|---|"]
+    return lines + [
+        f"| {claim} | [{name}](benchmarks/results/{name}.md) | {comparison} | {effect} | {outcome} |"
+        for claim, name, comparison, effect, outcome in found
+    ]
+
+
 def block() -> str:
-    """One row per claim, in the words of the verdicts themselves."""
+    """One row per claim, in the words of the verdicts themselves, and what stands beside them."""
     claims = json.loads((KEPT / "claims.json").read_text())
     manifest = json.loads((KEPT / "manifest.json").read_text())
     lines = ["| claim | verdict | because |", "|---|---|---|"]
@@ -58,7 +78,7 @@ def block() -> str:
         "",
         f"Scale: {scale}; run on {day}. [The page](benchmarks/results/claims/claims.md) has protocols and effects.",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + beside()) + "\n"
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from oversmooth.errors import MissingDependency
 from oversmooth.surveys.survey import survey
 from oversmooth.surveys.table import SurveyTable
 from oversmooth.training.recipes.manifest import read_manifest
-from oversmooth.training.reproduce.experiments import TUNING
+from oversmooth.training.reproduce.experiments import TUNINGS
 from oversmooth.training.reproduce.materials import Materials, Row, short_name
 
 TABLE = "survey"
@@ -41,7 +41,8 @@ def weights_at_hand(materials: Materials) -> list[Row]:
 
 def _finished_runs(out: Path) -> list[Path]:
     """All but those that only chose a learning rate."""
-    runs = (path for path in (out / "runs").glob("*") if not path.name.startswith(f"{TUNING.name}-"))
+    choosing = tuple(f"{tuning.name}-" for tuning in TUNINGS)
+    runs = (path for path in (out / "runs").glob("*") if not path.name.startswith(choosing))
     folders = sorted(path for path in runs if (path / "model" / "config.json").is_file())
     manifests = {folder: read_manifest(folder) for folder in folders}
     return [folder for folder, manifest in manifests.items() if manifest is not None and manifest.finished]

@@ -48,6 +48,7 @@ class Compared:
     effect: Effect | None
     """`None` where fewer than two units have both numbers."""
     adjusted_p: float | None
+    """Corrected for the whole family where the judgement rests on it."""
     outcome: Outcome | Literal["not run"]
 
     def row(self) -> Row:
@@ -59,6 +60,7 @@ class Compared:
             "margin": self.compare.margin,
             "units": 0 if effect is None else effect.units,
             "p": None if self.adjusted_p is None else round(self.adjusted_p, 4),
+            "counts": "primary" if self.compare.is_primary else "beside it",
             "outcome": self.outcome,
             "separates": self.compare.note,
         }
@@ -95,14 +97,14 @@ class Claim:
     number: int
     name: str
     written: str
-    """The day on which the protocol was written; it was not changed after a run."""
+    """The day on which the protocol got its present form, before the runs that it is judged by."""
     statement: str
     """What the paper says, in our words."""
     protocol: str
     unit: str
     confirmed_if: str
     refuted_if: str
-    """Undecided otherwise."""
+    """Undecided otherwise, or, where `equal_if` holds, no difference larger than the margin."""
     does_not_show: str
     cost: Mapping[str, str]
     """By scale."""
@@ -110,7 +112,9 @@ class Claim:
     """What `full` scale runs, on a GPU."""
     observe: Callable[[Materials], Observations]
     decide: Decide
-    own_p: Callable[[Observations], float | None] = lambda observed: None
+    equal_if: str = ""
+    """What makes "no difference larger than the margin" the judgement, where it can be."""
+    own_p: Callable[[Observations], float | None] | None = None
     """The p-value of a test of its own, beside its comparisons."""
     tabulate: Callable[[Observations], Sequence[Row]] = lambda observed: ()
     """What was observed, a row per model, for readers."""

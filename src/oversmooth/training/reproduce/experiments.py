@@ -4,7 +4,7 @@ On digits a unit is a fold: its own seed and its own fifth of the images to be t
 once. On text it is a seed. `quick` is the same with so few steps that nothing has converged: it shows that everything runs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from oversmooth.training.reproduce.materials import PlannedRun
@@ -13,8 +13,10 @@ FOLDS = SEEDS = 5
 """Units of every condition that decides: with fewer, Holm's correction leaves nothing that could be clear."""
 TREND_SEEDS = 3
 """Units of conditions that decide nothing."""
-RATES = (3e-4, 1e-3, 3e-3)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 """Learning rates that every variant tries on the validation images of a run of its own."""
+Rates = Mapping[str, Mapping[str, float]]
+"""The rate that was chosen, by the experiment that chose it and the variant."""
 EARLY_EPOCH = 5
 """When early speed is looked at."""
 
@@ -33,8 +35,8 @@ class Experiment:
     is_in_quick: bool = True
     """Whether a smoke check runs it at all."""
     is_folded: bool = False
-    is_tuned: bool = False
-    """Whether each variant runs at the learning rate that it chose."""
+    tuned_by: "Experiment | None" = None
+    """Whose runs choose the learning rate of each variant; the recipe's own without one."""
 
     def planned(self, variant: str, unit: int, rate: float | None = None) -> PlannedRun:
         overrides = self.overrides
@@ -59,7 +61,26 @@ class Experiment:
 
 
 _SMALL = ("model.depth=6", "training.epochs=25", f"watch.evaluate_every={EARLY_EPOCH}", "watch.save_every=25")
+_DEEP = ("training.epochs=20", f"watch.evaluate_every={EARLY_EPOCH}", "watch.save_every=20", "watch.monitor_every=20")
 _BRIEF = ("training.epochs=2", "watch.evaluate_every=1", "watch.save_every=2", "training.warmup_epochs=0.5")
+_VALIDATED = "data.validation_images=288"
+TUNING = Experiment(
+    name="digits-rates",
+    recipe="digits",
+    units=1,
+    overrides=(*_SMALL, "watch.monitor_every=25", _VALIDATED),
+    quick=("training.epochs=1", "watch.evaluate_every=1", "watch.save_every=1", "training.warmup_epochs=0.5"),
+    is_folded=True,
+)
+DEEP_TUNING = Experiment(
+    name="digits-12-layers-rates",
+    recipe="digits",
+    units=1,
+    overrides=(*_DEEP, _VALIDATED),
+    is_in_quick=False,
+    is_folded=True,
+)
+TUNINGS = (TUNING, DEEP_TUNING)
 DIGITS = Experiment(
     name="digits",
     recipe="digits",
@@ -67,7 +88,7 @@ DIGITS = Experiment(
     overrides=(*_SMALL, "watch.monitor_every=25", "evaluation.corruptions=true", "evaluation.corruption_images=60"),
     quick=(*_BRIEF, "evaluation.corruption_images=10"),
     is_folded=True,
-    is_tuned=True,
+    tuned_by=TUNING,
 )
 TENTH = Experiment(
     name="digits-tenth",
@@ -83,20 +104,16 @@ TENTH = Experiment(
     ),
     is_in_quick=False,
     is_folded=True,
-    is_tuned=True,
+    tuned_by=TUNING,
 )
 DEEP = Experiment(
     name="digits-12-layers",
     recipe="digits",
     units=FOLDS,
-    overrides=(
-        "training.epochs=20",
-        f"watch.evaluate_every={EARLY_EPOCH}",
-        "watch.save_every=20",
-        "watch.monitor_every=20",
-    ),
+    overrides=_DEEP,
     quick=_BRIEF,
     is_folded=True,
+    tuned_by=DEEP_TUNING,
 )
 POSITIVE = replace(
     DEEP,
@@ -104,14 +121,8 @@ POSITIVE = replace(
     overrides=(*DEEP.overrides, "variant.positive_norms=true"),
     is_in_quick=False,
 )
-TUNING = Experiment(
-    name="digits-rates",
-    recipe="digits",
-    units=1,
-    overrides=(*_SMALL, "watch.monitor_every=25", "data.validation_images=288"),
-    quick=("training.epochs=1", "watch.evaluate_every=1", "watch.save_every=1", "training.warmup_epochs=0.5"),
-    is_folded=True,
-)
+FOLDED = frozenset(each.name for each in (DIGITS, TENTH, DEEP, POSITIVE))
+"""Settings whose units share training images: every image is in the training part of four folds of five."""
 
 
 BUDGETS = (150, 300, 600)
@@ -133,11 +144,11 @@ MINI_BERT = tuple(mini_bert(steps) for steps in BUDGETS)
 """Three budgets: the trend says more than one of them, the last decides."""
 
 
-def runs_of(experiment: Experiment, variants: Sequence[str], rates: dict[str, float] | None = None) -> list[PlannedRun]:
+def runs_of(experiment: Experiment, variants: Sequence[str], rates: Rates | None = None) -> list[PlannedRun]:
     """Every unit of every variant, each at its own rate where the experiment is tuned."""
-    chosen = rates or {}
+    chosen = (rates or {}).get(experiment.tuned_by.name, {}) if experiment.tuned_by else {}
     return [
-        experiment.planned(variant, unit, chosen.get(variant) if experiment.is_tuned else None)
+        experiment.planned(variant, unit, chosen.get(variant))
         for unit in range(experiment.units)
         for variant in variants
     ]

@@ -3,24 +3,28 @@
 from collections.abc import Mapping, Sequence
 
 from oversmooth.training.reproduce.claim import Claim, Compare, Compared, Finding, Observations
+from oversmooth.training.reproduce.experiments import FOLDED, FOLDS
 from oversmooth.training.reproduce.materials import Row
 from oversmooth.training.reproduce.statistics import Effect, holm, outcome, paired_effect
 
 
-def judged(claims: Sequence[Claim], observed: Mapping[str, Observations]) -> dict[str, Finding]:
-    """The finding of every claim that was observed, with Holm's correction over all primary comparisons and tests."""
+def judged(claims: Sequence[Claim], observed: Mapping[str, Observations], family: int) -> dict[str, Finding]:
+    """The finding of every claim that was observed, with Holm's correction over all primary comparisons and tests.
+
+    `family` counts those of all claims: what one claim comes to does not depend on which others are looked at.
+    """
     effects = {
         (claim.name, compare): paired(observed[claim.name].get("runs", ()), compare)
         for claim in claims
         if claim.name in observed
         for compare in claim.compares
     }
-    own = {claim.name: claim.own_p(observed[claim.name]) for claim in claims if claim.name in observed}
+    own = {claim.name: claim.own_p(observed[claim.name]) for claim in claims if claim.name in observed and claim.own_p}
     primary: dict[object, float] = {
         key: effect.p for key, effect in effects.items() if effect is not None and key[1].is_primary
     }
     primary |= {name: p for name, p in own.items() if p is not None}
-    adjusted = dict(zip(primary, holm(list(primary.values())), strict=True))
+    adjusted = dict(zip(primary, holm(list(primary.values()), family), strict=True))
     found = {}
     for claim in claims:
         if claim.name not in observed:
@@ -58,4 +62,7 @@ def paired(rows: Sequence[Row], compare: Compare) -> Effect | None:
             values[row["variant"]][row["unit"]] = value
     of, against = values[compare.of], values[compare.against]
     units = sorted(of.keys() & against.keys())
-    return paired_effect([of[unit] for unit in units], [against[unit] for unit in units]) if len(units) > 1 else None
+    if len(units) < 2:
+        return None
+    shared = 1 / FOLDS if compare.setting in FOLDED else 0.0
+    return paired_effect([of[unit] for unit in units], [against[unit] for unit in units], shared)

@@ -20,7 +20,7 @@ import torch
 from oversmooth.analysis import Stage, analyze
 from oversmooth.data.batches import Batch
 from oversmooth.data.reading import Reading
-from oversmooth.errors import NotLive, OversmoothError, RunFailed, UnknownTokens, WrongBatch
+from oversmooth.errors import NotLive, NotWritable, OversmoothError, RunFailed, UnknownTokens, WrongBatch
 from oversmooth.measurement.passes import LiveModel, open_live
 from oversmooth.models.opening import open_source
 from oversmooth.output.whole_files import make_folder, require_free
@@ -140,9 +140,9 @@ class Materials:
     """A smoke check: everything runs, nothing converges."""
     trains: bool = True
     """Whether runs that are missing are trained; otherwise what rests on them counts as not run."""
-    rates: dict[str, float] = field(default_factory=dict)
-    """The learning rate that each variant chose."""
-    validation: dict[str, float] = field(default_factory=dict)
+    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The learning rate that was chosen, by the experiment that chose it and the variant."""
+    validation: list[Row] = field(default_factory=list)
     """Validation accuracy of every variant at every rate."""
     train_all: Callable[[Sequence[PlannedRun], Path, Progress], None] = train_all
     stage: Stage = lambda name: no_progress
@@ -205,7 +205,12 @@ class Materials:
 
     def _is_finished(self, planned: PlannedRun) -> bool:
         manifest = read_manifest(self.out / planned.folder)
-        return manifest is not None and manifest.finished
+        if manifest is None or not manifest.finished:
+            return False
+        if tuple(manifest.overrides) != planned.overrides:
+            reason = "it holds a run with other settings than are planned now"
+            raise NotWritable(str(self.out / planned.folder), reason, "Remove that run, or give a new folder.")
+        return True
 
     def trained(self, planned: PlannedRun) -> Trained:
         """The run, from the disk where it is there; read once, because several claims look at it."""

@@ -19,7 +19,8 @@ from oversmooth.output.report.render import render
 from oversmooth.output.whole_files import make_folder, write_whole
 from oversmooth.training.recipes.manifest import new_session
 from oversmooth.training.reproduce.claim import Claim, Finding, Observations
-from oversmooth.training.reproduce.experiments import runs_of
+from oversmooth.training.reproduce.claims import FAMILY
+from oversmooth.training.reproduce.experiments import Experiment, runs_of
 from oversmooth.training.reproduce.judging import judged
 from oversmooth.training.reproduce.materials import Materials
 from oversmooth.training.reproduce.pages import markdown_of, numbers_of, page_of
@@ -40,7 +41,7 @@ def reproduce(claims: tuple[Claim, ...], materials: Materials, command: str = ""
     findings: dict[str, Finding] = {}
     for claim in claims:
         observed[claim.name] = claim.observe(materials)
-        findings = judged(claims, observed)
+        findings = judged(claims, observed, FAMILY)
         manifest |= {
             "seconds": round(time.perf_counter() - began, 1),
             "judgements": {name: finding.verdict.judgement for name, finding in findings.items()},
@@ -58,9 +59,11 @@ def reproduce(claims: tuple[Claim, ...], materials: Materials, command: str = ""
 def _train(claims: Sequence[Claim], materials: Materials) -> None:
     """First the runs that choose learning rates, then all others together."""
     needs = [(each.for_scale(materials.is_quick), variants) for claim in claims for each, variants in claim.needs]
-    tuned = dict.fromkeys(variant for experiment, variants in needs if experiment.is_tuned for variant in variants)
-    if tuned:
-        materials.rates = chosen_rates(materials, tuple(tuned))
+    tuned: dict[Experiment, dict[str, None]] = {}
+    for experiment, variants in needs:
+        if experiment.tuned_by is not None:
+            tuned.setdefault(experiment.tuned_by, {}).update(dict.fromkeys(variants))
+    materials.rates = chosen_rates(materials, {tuning: tuple(variants) for tuning, variants in tuned.items()})
     materials.train([run for experiment, variants in needs for run in runs_of(experiment, variants, materials.rates)])
 
 

@@ -35,14 +35,17 @@ class Effect:
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
 
-def paired_effect(a: Sequence[float], b: Sequence[float]) -> Effect:
+def paired_effect(a: Sequence[float], b: Sequence[float], shared: float = 0.0) -> Effect:
     """Of `a - b`; units in the same order on both sides, at least two.
 
-    Differences that are all the same leave no spread to judge by: then p is one, unless one knows better.
+    `shared` is the correlation between the differences of two units. Folds of one data set train on each other's images:
+    with k folds it is taken as 1/k, and the error of the mean grows as Nadeau and Bengio (2003) say. Differences that are
+    all the same leave no spread to judge by: then p is one, unless one knows better.
     """
     assert len(a) == len(b) >= 2, "one value per unit on both sides"
     difference = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
-    mean, error = float(difference.mean()), float(difference.std(ddof=1)) / len(difference) ** 0.5
+    mean = float(difference.mean())
+    error = float(difference.std(ddof=1)) * (1 / len(difference) + shared / (1 - shared)) ** 0.5
     half = error * _t_quantile(1 - LEVEL / 2, len(difference))
     p = 2 * float(stdtr(len(difference) - 1, -abs(mean) / error)) if error > 0 else 1.0
     return Effect(mean=mean, low=mean - half, high=mean + half, p=p, units=len(difference))
@@ -69,13 +72,18 @@ def _t_quantile(p: float, units: int) -> float:
     return float(stdtrit(units - 1, p))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values for a family of comparisons: the smallest times their number, the next times one less, never falling."""
+def holm(p_values: Sequence[float], family: int | None = None) -> list[float]:
+    """p-values for a family of comparisons: the smallest times their number, the next times one less, never falling.
+
+    `family` is how many there are where not all of them were made.
+    """
+    size = family or len(p_values)
+    assert size >= len(p_values), "a family has all of its members"
     order = np.argsort(p_values, kind="stable")
     adjusted = [0.0] * len(p_values)
     largest = 0.0
     for rank, position in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[position]))
+        largest = max(largest, min(1.0, (size - rank) * p_values[position]))
         adjusted[position] = largest
     return adjusted
 
@@ -102,10 +110,10 @@ def sign_flip_p(values: Sequence[float], seed: int = 0) -> float:
     return float((means >= found.mean() - 1e-12).mean())
 
 
-def direction(values: Sequence[float], level: float = 0.01, seed: int = 0) -> tuple[int, float, float]:
+def direction(values: Sequence[float], level: float, seed: int = 0) -> tuple[int, float, float]:
     """1, -1 or 0 where the bootstrap interval of the mean over inputs is above zero, below it, or holds it; and its ends.
 
-    The level is 1%: intervals by percentiles of few values are too narrow for the 5% that "clearly" may be wrong.
+    Intervals by percentiles of few values are too narrow: the level has to be well below the 5% that "clearly" may be wrong.
     """
     found = np.asarray(values, dtype=float)
     drawn = np.random.default_rng(seed).integers(len(found), size=(RESAMPLES, len(found)))

@@ -17,6 +17,7 @@ from oversmooth.models.live import quiet_eval
 from oversmooth.models.source import Stack
 from oversmooth.results import Analysis, LayerPrediction
 from oversmooth.results.inspection import LayerInspection
+from oversmooth.results.layer_prediction import WhatIfPrediction
 from oversmooth.training.reproduce.at_hand import weights_at_hand
 from oversmooth.training.reproduce.claim import Observations, Row
 from oversmooth.training.reproduce.experiments import DEEP, MINI_BERT, POSITIVE, Experiment, runs_of
@@ -123,9 +124,11 @@ def without_skip(materials: Materials) -> Observations:
     computed = []
     for named in _models(materials):
         for layer, passes in _by_weights(named.analysis).items():
-            for each in passes:
-                changed = [found for found in each.what_ifs if found.name == "no_skip" and not found.not_applicable]
-                computed += [{"model": named.model, "layer": layer, "regime": found.regime} for found in changed]
+            changed = [found for each in passes for found in each.what_ifs if found.name == "no_skip"]
+            regimes = {found.regime for found in changed if not found.not_applicable}
+            if regimes:
+                regime = regimes.pop() if len(regimes) == 1 else "mixed"  # shared weights can act in several places
+                computed.append({"model": named.model, "kind": named.kind, "layer": layer, "regime": regime})
     passes_rows: list[Row] = []
     refused: list[Row] = []
     for name, model in materials.live_models():
@@ -166,7 +169,7 @@ def sign_of_norms(materials: Materials) -> Observations:
                     "layer": layer,
                     "negative_share": _negative_share(negative[layer]),
                     "exponent": round(passes[0].rungs[0].mean, 6),
-                    "exponent_positive": _exponent(change.rho_ac, change.rho_dc),
+                    "exponent_positive": _exponent(change),
                     "regime": passes[0].regime,
                     "regime_positive": change.regime,
                 }
@@ -179,5 +182,7 @@ def _negative_share(layer: LayerInspection) -> float:
     return round(norms[0].negative_share, 6) if norms else 0.0
 
 
-def _exponent(rho_ac: float | None, rho_dc: float | None) -> float | None:
-    return None if not rho_ac or not rho_dc else round(math.log(rho_ac) - math.log(rho_dc), 6)
+def _exponent(changed: WhatIfPrediction) -> float | None:
+    """Averaged over sequences as that of the layer as it is: rung 0."""
+    mean = changed.rungs[0].mean if changed.rungs else None
+    return None if mean is None else round(mean, 6)

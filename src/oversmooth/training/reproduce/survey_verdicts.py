@@ -11,7 +11,15 @@ from oversmooth.training.reproduce.statistics import LEVEL, direction, rank_corr
 MOST_MODELS = 6
 """Independently trained models below which a survey cannot refute."""
 EXPONENT_MOVES = 0.01
-NOT_SMOOTHING = {"sharpening": "sharpen, their heads cancelling in what tokens share", "undecided": "are undecided"}
+REGIME_WORDS = {
+    "smoothing": "smooth",
+    "sharpening": "sharpen",
+    "neutral": "stay neutral",
+    "undecided": "are undecided",
+    "mixed": "differ from input to input",
+}
+AGAINST_THE_SKIP = ("sharpening", "neutral")
+"""Regimes that refute claim 3: with one head no layer can have them, with several it can."""
 
 
 def by_model(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -29,7 +37,7 @@ def known_inputs(observed: Observations) -> dict[str, list[Row]]:
 def directions(observed: Observations) -> dict[str, tuple[int, float, float]]:
     """Per model, whether the cosine rises (1), falls (-1) or neither over its inputs, at a level that all models share."""
     models = known_inputs(observed)
-    level = LEVEL / max(5, len(models))
+    level = LEVEL / max(10, len(models))
     return {
         name: direction([row["cosine_last"] - row["cosine_embedding"] for row in rows], level)
         for name, rows in models.items()
@@ -45,7 +53,9 @@ def similarity(observed: Observations, compared: Sequence[Compared], own_p: floa
     if up and down:
         return Verdict(judgement="confirmed", because=words)
     if len(models) >= MOST_MODELS and max(up, down) == len(models):
-        return Verdict(judgement="refuted", because=words)
+        most = 1 - LEVEL ** (1 / len(models))
+        room = f"; so many leave room for up to {most:.0%} of such models that go the other way (95%)"
+        return Verdict(judgement="refuted", because=words + room)
     few = f"; fewer than {MOST_MODELS} models cannot refute it" if len(models) < MOST_MODELS else ""
     return Verdict(judgement="undecided", because=words + few)
 
@@ -92,7 +102,13 @@ def eigenvalue(observed: Observations, compared: Sequence[Compared], own_p: floa
         return Verdict(judgement="not run", because="no pretrained model was at hand")
     average = mean(values)
     ranks = list(correlations(_pretrained(observed)).values())
-    rank = f"; rank correlation within models {mean(ranks):+.2f} on average" if ranks else ""
+    rank = (
+        f"; rank correlation within the {len(ranks)} of at least three layers {mean(ranks):+.2f} on average"
+        if ranks
+        else ""
+    )
+    least = 2.0 ** (1 - len(values))
+    rank += f"; sign flips over {len(values)} models give p = {least:.2g} at best, before any correction"
     count = f"{len(values)} pretrained model{'s' * (len(values) != 1)}"
     words = (
         f"share of layers whose sign the dominating eigenvalue gets right, minus the share that the model's own majority "
@@ -113,10 +129,9 @@ def skip(observed: Observations, compared: Sequence[Compared], own_p: float | No
         for removed in alike:
             pairs = _pairs(rows, removed)
             alike[removed] += bool(pairs) and sum(after > before for before, after in pairs) > len(pairs) / 2
-    counts = [f"{regimes['smoothing']} of {total} layers smooth"]
-    counts += [f"{count} {NOT_SMOOTHING.get(word, word)}" for word, count in regimes.items() if word != "smoothing"]
+    counts = [_counted(observed["computed"], kind, words) for kind, words in KINDS.items()]
     words = (
-        f"computed without the skip, {', '.join(counts)}. In real forward passes tokens end "
+        f"computed without the skip, {'; '.join(filter(None, counts))}. In real forward passes tokens of most inputs end "
         f"more alike without the attention skips in {alike['attention']} of {len(models)} models, without both skips of "
         f"every block in {alike['block']}"
     )
@@ -124,8 +139,21 @@ def skip(observed: Observations, compared: Sequence[Compared], own_p: float | No
         return Verdict(judgement="not run", because=words)
     if regimes["smoothing"] == total:
         return Verdict(judgement="theorem, checked", because=words)
-    is_open = regimes["smoothing"] + regimes["undecided"] == total
-    return Verdict(judgement="undecided" if is_open else "refuted", because=words)
+    is_against = any(regimes[regime] for regime in AGAINST_THE_SKIP)
+    return Verdict(judgement="refuted" if is_against else "undecided", because=words)
+
+
+KINDS = {"pretrained": "pretrained models", "trained": "models trained here"}
+
+
+def _counted(rows: Sequence[Row], kind: str, words: str) -> str:
+    """How many layers of one kind of model are in each regime."""
+    regimes = Counter(row["regime"] for row in rows if row["kind"] == kind)
+    if not regimes:
+        return ""
+    order = [regime for regime in REGIME_WORDS if regime in regimes]
+    counts = ", ".join(f"{regimes[regime]} {REGIME_WORDS[regime]}" for regime in order)
+    return f"of {sum(regimes.values())} layers of {words} {counts}"
 
 
 def _pairs(rows: Sequence[Row], removed: str) -> list[tuple[float, float]]:

@@ -8,6 +8,7 @@ from oversmooth.training.reproduce.experiments import (
     EARLY_EPOCH,
     MINI_BERT,
     TENTH,
+    TUNING,
     Experiment,
     runs_of,
 )
@@ -60,7 +61,12 @@ def chosen_of_ours(materials: Materials) -> str:
     """Sharpen or smooth, whichever was better on validation images at its best rate."""
     best = {
         variant: max(
-            (value for name, value in materials.validation.items() if name.startswith(f"{variant} at ")), default=0.0
+            (
+                row["validation_accuracy"]
+                for row in materials.validation
+                if (row["chosen_by"], row["variant"]) == (TUNING.name, variant)
+            ),
+            default=0.0,
         )
         for variant in ("sharpen", "smooth")
     }

@@ -43,14 +43,24 @@ def vision(observed: Observations, compared: Sequence[Compared], own_p: float | 
     for setting, metric in conditions:
         found = _outcomes(compared, setting, metric)
         against_vanilla = [found["sharpen", "vanilla"], found["smooth", "vanilla"]]
-        is_better = any(
+        is_better = "lower" not in against_vanilla and any(
             found[variant, "vanilla"] == "higher" and found.get((variant, "free")) == "higher"
             for variant in ("sharpen", "smooth")
         )
         words[_condition(against_vanilla, is_better)] += 1
-    because = ", ".join(f"{word} in {count}" for word, count in words.items()) + f" of {len(conditions)} conditions"
-    because = f"the better of sharpen and smooth, against vanilla and the free form: {because}"
+    because = ", ".join(f"{WORDS[word]} in {count}" for word, count in words.items())
+    because = f"of {len(conditions)} conditions: {because}"
     return Verdict(judgement=_overall(words, len(conditions)), because=because)
+
+
+WORDS = {
+    "better": "one of sharpen and smooth clearly better than vanilla and the free form",
+    "worse": "both clearly worse than vanilla",
+    "no different": "both no different from vanilla by more than the margin",
+    "undecided": "undecided",
+    "not run": "not run",
+}
+"""What a condition came to, for readers."""
 
 
 def _condition(against_vanilla: Sequence[str], is_better: bool) -> str:
