@@ -17,7 +17,15 @@ from oversmooth.training.recipes.variants import require_variant
 from oversmooth.training.reproduce import trained, tuning
 from oversmooth.training.reproduce.claim import Finding, Verdict
 from oversmooth.training.reproduce.claims import CLAIMS, chosen
-from oversmooth.training.reproduce.experiments import DEEP, DIGITS, FOLDS, runs_of
+from oversmooth.training.reproduce.experiments import (
+    DEEP,
+    DEEP_TUNING,
+    DIGITS,
+    FOLDS,
+    RATES,
+    TUNING,
+    runs_of,
+)
 from oversmooth.training.reproduce.materials import INPUTS, Materials, PlannedRun, train_one
 from oversmooth.training.reproduce.pages import SMOKE, markdown_of, page_of
 from oversmooth.training.reproduce.reproduction import found_models, reproduce
@@ -37,8 +45,12 @@ def test_every_claim_says_what_decides_what_it_costs_and_what_it_does_not_show()
 
 def every_run(is_quick: bool) -> list[PlannedRun]:
     needs = [(each.for_scale(is_quick), variants) for claim in CLAIMS for each, variants in claim.needs]
-    tuned = sorted({variant for each, variants in needs if each.is_tuned for variant in variants})
-    rates = list(tuning.rate_runs(tuned, is_quick).values())
+    rates = [
+        run
+        for each, variants in needs
+        if each.tuned_by
+        for run in tuning.rate_runs(each.tuned_by, variants, is_quick).values()
+    ]
     return list(dict.fromkeys([*rates, *(run for each, variants in needs for run in runs_of(each, variants))]))
 
 
@@ -64,12 +76,11 @@ def test_every_comparison_is_of_runs_that_are_made():
 
 
 def test_folds_are_units_and_a_tuned_variant_runs_at_its_own_rate():
-    found = runs_of(DIGITS, ("smooth",), {"smooth": 3e-3})
+    found = runs_of(DIGITS, ("smooth",), {"digits-rates": {"smooth": 3e-3}, "digits-12-layers-rates": {"smooth": 1e-3}})
     assert [run.seed for run in found] == list(range(FOLDS))
     assert all({f"data.fold={run.seed}", "optimizer.learning_rate=0.003"} <= set(run.overrides) for run in found)
-    assert not any(
-        "learning_rate" in word for run in runs_of(DEEP, ("smooth",), {"smooth": 3e-3}) for word in run.overrides
-    )
+    deep = runs_of(DEEP, ("smooth",), {"digits-rates": {"smooth": 3e-3}})
+    assert not any("learning_rate" in word for run in deep for word in run.overrides), "another depth, another rate"
 
 
 class Rated(Materials):
@@ -86,11 +97,22 @@ class Rated(Materials):
 
 def test_every_variant_gets_the_rate_that_its_validation_images_prefer(tmp_path):
     materials = Rated(out=tmp_path, targets=())
-    rates = tuning.chosen_rates(materials, ("vanilla", "sharpen", "smooth"))
-    assert rates == {"vanilla": 3e-4, "sharpen": 1e-3, "smooth": 3e-3}
-    assert len(materials.asked) == len(set(materials.asked)) == 9
-    assert len(materials.validation) == 9
-    materials.validation = {"sharpen at 0.001": 0.8, "smooth at 0.001": 0.7, "smooth at 0.003": 0.9}
+    rates = tuning.chosen_rates(materials, {TUNING: ("vanilla", "sharpen", "smooth"), DEEP_TUNING: ("smooth",)})
+    assert rates == {
+        TUNING.name: {"vanilla": 3e-4, "sharpen": 1e-3, "smooth": 3e-3},
+        DEEP_TUNING.name: {"smooth": 3e-3},
+    }
+    assert len(materials.asked) == len(set(materials.asked)) == 4 * len(RATES)
+    assert len(materials.validation) == 4 * len(RATES)
+    accuracies = [
+        (TUNING, "sharpen", 0.8),
+        (TUNING, "smooth", 0.7),
+        (TUNING, "smooth", 0.9),
+        (DEEP_TUNING, "sharpen", 1.0),
+    ]
+    materials.validation = [
+        {"chosen_by": by.name, "variant": variant, "validation_accuracy": value} for by, variant, value in accuracies
+    ]
     assert trained.chosen_of_ours(materials) == "smooth"
 
 
@@ -113,9 +135,13 @@ def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
     words = "train digits --variant smooth --seed 1 --fraction 0.5 --set a.b=1 --out"
     assert asked == [planned]
     assert planned.arguments(tmp_path) == [*words.split(), folder, "--resume"]
-    monkeypatch.setattr(Materials, "_is_finished", lambda self, planned: True)
+    manifest = SimpleNamespace(finished=True, overrides=["a.b=1"])
+    monkeypatch.setattr("oversmooth.training.reproduce.materials.read_manifest", lambda folder: manifest)
     materials.train([planned])
     assert len(asked) == 1
+    manifest.overrides = ["a.b=2"]
+    with pytest.raises(NotWritable, match="a run with other settings"):
+        materials.train([planned])
 
 
 def test_without_training_what_is_missing_counts_as_not_run(tmp_path):
@@ -210,7 +236,7 @@ def test_the_pages_show_verdicts_comparisons_and_escape_what_they_are_given():
     row = {"comparison": "a|b", "effect": 0.5, "interval": "[+0.4, +0.6]", "margin": 0.02, "units": 5, "p": 0.01}
     finding = Finding(
         verdict=Verdict(judgement="refuted", because="<script>alert(1)</script> | decided"),
-        compared=(row | {"outcome": "higher", "separates": ""},),
+        compared=(row | {"counts": "primary", "outcome": "higher", "separates": ""},),
     )
     findings = {CLAIMS[0].name: finding}
     text = markdown_of(CLAIMS[:1], findings, is_quick=False)

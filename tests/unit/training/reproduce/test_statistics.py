@@ -7,7 +7,6 @@ from scipy import stats
 from oversmooth.training.reproduce.statistics import (
     LEVEL,
     Effect,
-    direction,
     holm,
     is_equivalent,
     is_not_inferior,
@@ -16,6 +15,7 @@ from oversmooth.training.reproduce.statistics import (
     rank_correlation,
     sign_flip_p,
 )
+from oversmooth.training.reproduce.survey_verdicts import directions
 
 STUDIES = 1000
 SLACK = 1.64 * (LEVEL * (1 - LEVEL) / STUDIES) ** 0.5
@@ -78,11 +78,39 @@ def test_sign_flips_are_clear_in_at_most_five_of_a_hundred(units):
     assert sum(sign_flip_p(found.tolist()) <= LEVEL for found in studies) / STUDIES <= LEVEL + SLACK
 
 
+def folds(correlation: float, units: int = 5) -> np.ndarray:
+    """Differences of folds without a mean: what their training images have in common moves all of them alike."""
+    source = np.random.default_rng(3)
+    common, own = source.normal(0, 1, (STUDIES, 1)), source.normal(0, 1, (STUDIES, units))
+    return correlation**0.5 * common + (1 - correlation) ** 0.5 * own
+
+
+def test_folds_that_share_training_images_are_clear_in_at_most_five_of_a_hundred_studies():
+    studies = folds(1 / 5)
+    zeros = [0.0] * 5
+    corrected = sum(paired_effect(found.tolist(), zeros, 1 / 5).p <= LEVEL for found in studies) / STUDIES
+    plain = sum(paired_effect(found.tolist(), zeros).p <= LEVEL for found in studies) / STUDIES
+    assert corrected <= LEVEL + SLACK < plain, "without the correction it would be too often"
+    at_margin = 1.0 + 0.2 * studies
+    wrong = sum(is_equivalent(paired_effect(found.tolist(), zeros, 1 / 5), 1.0) for found in at_margin)
+    assert wrong / STUDIES <= LEVEL + SLACK
+
+
 @pytest.mark.parametrize("draw", ["normal", "exponential"])
-def test_a_direction_over_inputs_is_clear_in_at_most_five_of_a_hundred(draw):
+@pytest.mark.parametrize("models", [1, 6])
+def test_similarity_clearly_changes_in_at_most_five_of_a_hundred_models_in_which_it_does_not(draw, models):
+    """By the very rule of claim 1, on 16 inputs of each model."""
     source = np.random.default_rng(0)
-    studies = source.normal(0, 1, (300, 16)) if draw == "normal" else source.exponential(1, (300, 16)) - 1
-    clear = sum(direction(found.tolist())[0] != 0 for found in studies)
+    shape = (300 // models, models, 16)
+    studies = source.normal(0, 1, shape) if draw == "normal" else source.exponential(1, shape) - 1
+    clear = 0
+    for study in studies:
+        rows = [
+            {"model": str(model), "cosine_embedding": 0.0, "cosine_last": float(value)}
+            for model, values in enumerate(study)
+            for value in values
+        ]
+        clear += sum(way != 0 for way, _, _ in directions({"inputs": rows}).values())
     assert clear / 300 <= LEVEL + 1.64 * (LEVEL * (1 - LEVEL) / 300) ** 0.5
 
 
@@ -106,6 +134,7 @@ def test_differences_without_spread_are_never_clear():
 def test_holms_correction_is_that_of_the_textbook():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == []
+    assert holm([0.01, 0.04], family=5) == pytest.approx([0.05, 0.16]), "as if the others had come to nothing"
 
 
 def test_a_large_difference_is_clear_a_small_one_is_no_difference_and_a_vague_one_is_undecided():

@@ -3,7 +3,7 @@
 import pytest
 
 from oversmooth.training.recipes.runner import WHAT_IFS
-from oversmooth.training.reproduce.claims import CLAIMS
+from oversmooth.training.reproduce.claims import CLAIMS, FAMILY
 from oversmooth.training.reproduce.judging import judged
 from oversmooth.training.reproduce.pages import markdown_of, page_of
 
@@ -11,7 +11,7 @@ BY_NAME = {claim.name: claim for claim in CLAIMS}
 
 
 def shown(name, observed):
-    finding = judged([BY_NAME[name]], {name: observed})[name]
+    finding = judged([BY_NAME[name]], {name: observed}, FAMILY)[name]
     assert finding.verdict.judgement in markdown_of([BY_NAME[name]], {name: finding}, False)
     assert page_of([BY_NAME[name]], {name: finding}, {}, False).sections[1].blocks
     return finding
@@ -57,7 +57,7 @@ def test_skips_show_where_passes_end_without_them():
         for i in range(2)
         for removed, value in (("none", 0.2), ("attention", 0.6), ("block", None))
     ]
-    (row,) = shown("skip", {"computed": [{"regime": "smoothing"}], "passes": passes}).by_model
+    (row,) = shown("skip", {"computed": [{"kind": "trained", "regime": "smoothing"}], "passes": passes}).by_model
     assert (row["last_cosine"], row["without_attention_skips"], row["without_any"]) == (0.2, 0.6, None)
     assert row["inputs"] == 2
 

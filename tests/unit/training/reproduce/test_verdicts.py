@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oversmooth.training.reproduce.claims import CLAIMS
+from oversmooth.training.reproduce.claims import CLAIMS, FAMILY
 from oversmooth.training.reproduce.experiments import DEEP, DIGITS, MINI_BERT, TENTH
 from oversmooth.training.reproduce.judging import judged
+from oversmooth.training.reproduce.statistics import paired_effect
 from oversmooth.training.reproduce.survey_verdicts import advantages, correlations
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
@@ -17,7 +18,7 @@ UNITS = {each.name: each.units for each in (DIGITS, TENTH, DEEP, *MINI_BERT)}
 
 
 def verdict(name: str, observed):
-    return judged([BY_NAME[name]], {name: observed})[name].verdict
+    return judged([BY_NAME[name]], {name: observed}, FAMILY)[name].verdict
 
 
 def runs(claim: str, levels: dict[str, float], noise: float = 0.001) -> dict:
@@ -55,6 +56,7 @@ def test_the_parametrization_has_to_move_attention_both_ways(levels, judgement):
         ({"smooth": -0.1, "sharpen": -0.1}, "refuted"),
         ({}, EQUAL),
         ({"smooth": -0.1}, "undecided"),
+        ({"smooth": -0.1, "sharpen": 0.1}, "undecided"),  # one of them is worse than vanilla
     ],
 )
 def test_vision_has_to_beat_vanilla_and_the_free_form(levels, judgement):
@@ -92,13 +94,42 @@ def test_what_was_not_run_is_not_judged(name):
     assert verdict(name, {"runs": []}).judgement == "not run"
 
 
-def test_comparisons_of_all_claims_share_one_correction():
-    """Three units that would be clear alone are not clear among many comparisons."""
+def test_what_a_claim_comes_to_does_not_depend_on_which_others_are_looked_at():
     observed = {name: runs(name, {"sharpen": 0.02}, 0.01) for name in ("parametrization", "vision", "language")}
-    alone = judged([BY_NAME["language"]], {"language": observed["language"]})["language"]
-    together = judged(CLAIMS, observed)["language"]
-    for one, many in zip(alone.compared, together.compared, strict=True):
-        assert one["p"] <= many["p"]
+    for name, found in observed.items():
+        claim = BY_NAME[name]
+        alone, together = judged([claim], {name: found}, FAMILY)[name], judged(CLAIMS, observed, FAMILY)[name]
+        pairs = list(zip(alone.compared, together.compared, strict=True))
+        assert all(one["p"] >= many["p"] for one, many in pairs), "as if all others had come to nothing, at worst"
+        smallest = min(row["p"] for row in alone.compared if row["counts"] == "primary")
+        raw = judged([claim], {name: found}, sum(each.is_primary for each in claim.compares))[name]
+        assert smallest > min(row["p"] for row in raw.compared if row["counts"] == "primary")
+
+
+def test_the_family_has_every_primary_comparison_and_test_once():
+    everything = {name: runs(name, {}) for name in ("parametrization", "vision", "language", "baselines")}
+    found = judged(CLAIMS, everything | {"eigenvalue": layers(6, 0.5)}, FAMILY)
+    primary = [row for finding in found.values() for row in finding.compared if row["counts"] == "primary"]
+    assert len(primary) + 1 == FAMILY, "and the sign flips of claim 2"
+
+
+def test_folds_are_judged_with_the_correction_and_seeds_without():
+    observed = runs("parametrization", {"sharpen": 1.0}, 0.5)
+    found = judged([BY_NAME["parametrization"]], {"parametrization": observed}, FAMILY)["parametrization"]
+    widths = {}
+    for row in found.compared:
+        low, high = (float(end) for end in row["interval"].strip("[]").split(", "))
+        widths[row["comparison"]] = high - low
+    for compare in BY_NAME["parametrization"].compares:
+        values = {
+            variant: [
+                r["attention"] for r in observed["runs"] if (r["setting"], r["variant"]) == (compare.setting, variant)
+            ]
+            for variant in (compare.of, compare.against)
+        }
+        plain = paired_effect(values[compare.of], values[compare.against])
+        larger = 1.5 if compare.setting == DEEP.name else 1.0  # sqrt((1/5 + 1/4) / (1/5))
+        assert widths[compare.words] == pytest.approx(larger * (plain.high - plain.low), abs=3e-4)
 
 
 # --- the survey -----------------------------------------------------------------------------------------------------
@@ -146,7 +177,7 @@ def layers(models: int, right: float) -> dict:
 
 @pytest.mark.parametrize(
     ("models", "right", "judgement"),
-    [(6, 1.0, "confirmed"), (6, 0.0, "refuted"), (6, 0.5, "undecided"), (4, 1.0, "undecided")],
+    [(12, 1.0, "confirmed"), (12, 0.0, "refuted"), (12, 0.5, "undecided"), (6, 1.0, "undecided")],
 )
 def test_the_eigenvalue_has_to_beat_each_models_own_majority(models, right, judgement):
     assert verdict("eigenvalue", layers(models, right)).judgement == judgement
@@ -174,19 +205,23 @@ def passes(after: float | None) -> list[dict]:
     [
         (("smoothing", "smoothing"), "theorem, checked"),
         (("smoothing", "sharpening"), "refuted"),
+        (("smoothing", "neutral"), "refuted"),
         (("smoothing", "undecided"), "undecided"),
+        (("smoothing", "mixed"), "undecided"),
         ((), "not run"),
     ],
 )
 def test_the_skip_is_a_theorem_that_is_only_checked(regimes, judgement):
-    observed = {"computed": [{"model": "m", "regime": regime} for regime in regimes], "passes": passes(0.9)}
+    computed = [{"model": "m", "kind": "pretrained", "regime": regime} for regime in regimes]
+    observed = {"computed": computed, "passes": passes(0.9)}
     found = verdict("skip", observed)
     assert found.judgement == judgement
     assert "without the attention skips in 1 of 1 models" in found.because
 
 
 def test_features_that_are_gone_without_skips_count_as_nothing():
-    observed = {"computed": [{"model": "m", "regime": "smoothing"}], "passes": passes(None)}
+    computed = [{"model": "m", "kind": "trained", "regime": "smoothing"}]
+    observed = {"computed": computed, "passes": passes(None)}
     assert "without the attention skips in 0 of 1 models" in verdict("skip", observed).because
 
 
@@ -221,7 +256,7 @@ KEPT = Path(__file__).parents[4] / "benchmarks" / "results" / "claims" / "claims
 def test_every_kept_verdict_follows_again_from_the_kept_numbers():
     kept = json.loads(KEPT.read_text())
     claims = [BY_NAME[name] for name in kept]
-    again = judged(claims, {name: found["observed"] for name, found in kept.items()})
+    again = judged(claims, {name: found["observed"] for name, found in kept.items()}, FAMILY)
     for name, found in kept.items():
         assert found["judgement"] == again[name].verdict.judgement
         assert found["because"] == again[name].verdict.because
