@@ -14,11 +14,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import harness
 
+from oversmooth.training.reproduce.claim import Claim
 from oversmooth.training.reproduce.claims import CLAIMS, FAMILY
+from oversmooth.training.reproduce.experiments import Rates, runs_of
 from oversmooth.training.reproduce.judging import judged
 from oversmooth.training.reproduce.pages import markdown_of, numbers_of
 
@@ -28,21 +32,59 @@ BLOCK = re.compile(r"(?<=<!-- claims -->\n).*?(?=<!-- /claims -->)", re.DOTALL)
 
 
 def keep(folder: Path) -> None:
-    """Replaces what was kept before; the numbers of the folder are judged again by the code at hand."""
+    """Replaces what was kept before; all numbers are judged again by the code at hand.
+
+    Runs that the folder lacks keep their numbers and manifests where today's plan has the same settings for them: the same
+    settings give the same bits, so that a change of some experiments does not ask for all of them again.
+    """
     observed = {name: found["observed"] for name, found in json.loads((folder / "claims.json").read_text()).items()}
-    claims = [claim for claim in CLAIMS if claim.name in observed]
-    findings = judged(claims, observed, FAMILY)
     manifest = json.loads((folder / "manifest.json").read_text())
+    runs = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("runs/*/manifest.json"))}
+    runs = {name: run for name, run in runs.items() if run["finished"]}
+    claims = [claim for claim in CLAIMS if claim.name in observed]
+    if KEPT.exists():
+        runs |= _still_planned(claims, observed, manifest["rates"], set(runs))
+    findings = judged(claims, observed, FAMILY)
     manifest["judgements"] = {name: finding.verdict.judgement for name, finding in findings.items()}
     shutil.rmtree(KEPT, ignore_errors=True)
     KEPT.mkdir(parents=True)
     (KEPT / "claims.json").write_text(json.dumps(numbers_of(claims, observed, findings), indent=1) + "\n")
     (KEPT / "claims.md").write_text(markdown_of(claims, findings, manifest["scale"] != "cpu"))
     (KEPT / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    runs = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("runs/*/manifest.json"))}
-    finished = {name: run for name, run in runs.items() if run["finished"]}
-    lines = [f"{json.dumps(name)}:{json.dumps(run, separators=(',', ':'))}" for name, run in finished.items()]
+    lines = [f"{json.dumps(name)}:{json.dumps(run, separators=(',', ':'))}" for name, run in sorted(runs.items())]
     (KEPT / "runs.json").write_text("{" + ",\n".join(lines) + "}\n")
+
+
+def _still_planned(
+    claims: Sequence[Claim], observed: dict[str, Any], rates: Rates, there: set[str]
+) -> dict[str, dict[str, Any]]:
+    """Manifests of kept runs that are planned as they were and are not `there`; their rows join those observed."""
+    old_runs = json.loads((KEPT / "runs.json").read_text())
+    old = {name: found["observed"] for name, found in json.loads((KEPT / "claims.json").read_text()).items()}
+    taken = {}
+    for claim in claims:
+        planned = [
+            (experiment, run) for experiment, variants in claim.needs for run in runs_of(experiment, variants, rates)
+        ]
+        known = {_key(row): row for row in old.get(claim.name, {}).get("runs", ())}
+        known = {key: row for key, row in known.items() if _name(*key) not in there}
+        rows = {_key(row): row for row in observed[claim.name].get("runs", ())}
+        for experiment, run in planned:
+            key, name = (experiment.name, run.variant, run.seed), Path(run.folder).name
+            if key in known and old_runs.get(name, {}).get("overrides") == list(run.overrides):
+                rows[key], taken[name] = known[key], old_runs[name]
+        if "runs" in observed[claim.name]:
+            order = [(experiment.name, run.variant, run.seed) for experiment, run in planned]
+            observed[claim.name]["runs"] = [rows[key] for key in dict.fromkeys(order) if key in rows]
+    return taken
+
+
+def _key(row: dict[str, Any]) -> tuple[str, str, int]:
+    return row["setting"], row["variant"], row["unit"]
+
+
+def _name(setting: str, variant: str, unit: int) -> str:
+    return f"{setting}-{variant}-seed{unit}"
 
 
 def beside() -> list[str]:

@@ -1,9 +1,10 @@
-"""Sharpened digits ViTs of 12 layers, plain and at the measured scale: what every attention layer does; three seeds.
+"""Sharpened digits ViTs of 12 layers, plain and at the measured scale: what every attention layer does; five folds.
 
-python benchmarks/measured_scale_table.py FOLDER     trains what is not in FOLDER yet (six runs of a few minutes), keeps it
+python benchmarks/measured_scale_table.py FOLDER     trains what is not in FOLDER yet (18 runs of a minute), keeps it
 
 A layer counts as smoothing where log(HFC/LFC) falls by more than 0.05 across its attention, on 64 test images. For each of
-these the rungs of the ladder say which step carries it. The runs are those of claim 5 of `oversmooth reproduce`.
+these the rungs of the ladder say which step carries it. The runs are those of claim 5 of `oversmooth reproduce`, each form
+at the learning rate that its validation images chose.
 """
 
 import json
@@ -15,9 +16,10 @@ from typing import Any
 
 from training_tables import save
 
-from oversmooth.training.reproduce.experiments import DEEP, runs_of
+from oversmooth.training.reproduce.experiments import DEEP, DEEP_TUNING, runs_of
 from oversmooth.training.reproduce.materials import Materials, Trained
 from oversmooth.training.reproduce.trained import SMOOTHS
+from oversmooth.training.reproduce.tuning import chosen_rates
 
 VARIANTS = ("sharpen", "sharpen-measured")
 TITLE = "Sharpened vision transformers of 12 layers on digits: the plain interval and that of the map that acts"
@@ -65,7 +67,7 @@ def exceptions(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def main() -> None:
     materials = Materials(out=Path(sys.argv[1]), targets=())
-    planned = runs_of(DEEP, VARIANTS)
+    planned = runs_of(DEEP, VARIANTS, chosen_rates(materials, {DEEP_TUNING: VARIANTS}))
     materials.train(planned)
     rows = [row(materials.trained(each), each.variant, each.seed) for each in planned]
     lines = [
