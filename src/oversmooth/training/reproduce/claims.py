@@ -251,8 +251,8 @@ CLAIMS = (
         protocol="Test accuracy on digits (five folds) of sharpen or smooth, whichever validation images prefer, against "
         "both baselines; everybody at the learning rate that its own validation chose.",
         unit="a fold with its own seed",
-        confirmed_if="it is clearly better than either less the margin (not inferior; two one-sided tests at 5%, both of "
-        "which have to say so)",
+        confirmed_if="it is clearly less than the margin below either of them (not inferior: a one-sided test at 5% against "
+        "each, and both have to say so)",
         refuted_if="one of them is clearly better",
         does_not_show="how other baselines compare.",
         cost={"cpu": "about 15 minutes", "full": "six more runs of cifar100"},
