@@ -1,15 +1,16 @@
-"""Sharpened digits ViTs of 12 layers, plain and at the measured scale: what every attention layer does; five folds.
+"""Sharpened digits ViTs of 12 layers, plain and at the measured scale: what every attention layer does.
 
-python benchmarks/measured_scale_table.py FOLDER     trains what is not in FOLDER yet (18 runs of a minute), keeps it
+python benchmarks/measured_scale_table.py FOLDER     trains what is not in FOLDER yet (24 runs of a minute), keeps it
 
 A layer counts as smoothing where log(HFC/LFC) falls by more than 0.05 across its attention, on 64 test images. For each of
-these the rungs of the ladder say which step carries it. The runs are those of claim 5 of `oversmooth reproduce`, each form
-at the learning rate that its validation images chose.
+these the rungs of the ladder say which step carries it. Five folds are those of claim 5 of `oversmooth reproduce`, at the
+learning rate that validation images chose; three more run at the recipe's own, where token scales become smaller.
 """
 
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from oversmooth.training.reproduce.trained import SMOOTHS
 from oversmooth.training.reproduce.tuning import chosen_rates
 
 VARIANTS = ("sharpen", "sharpen-measured")
+AT_THE_RECIPES_RATE = replace(DEEP, name="digits-12-layers-recipes-rate", units=3, tuned_by=None)
 TITLE = "Sharpened vision transformers of 12 layers on digits: the plain interval and that of the map that acts"
 
 
@@ -42,6 +44,7 @@ def row(run: Trained, variant: str, seed: int) -> dict[str, Any]:
     ]
     return {
         "variant": variant,
+        "rate": run.manifest.recipe["optimizer"]["learning_rate"],
         "seed": seed,
         "accuracy": run.manifest.results["eval_accuracy"],
         "last_cosine": run.last("cosine"),
@@ -62,35 +65,38 @@ def exceptions(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             steps = {name: value - before for (_, before), (name, value) in pairwise(rungs)}
             name = min(steps, key=lambda step: steps[step])
             numbers = f"{layer['rungs']['typical']:+.3f} | {layer['measured']:+.3f} | {name} ({steps[name]:+.3f})"
-            yield f"| {each['variant']} | {each['seed']} | {layer['layer']} | {numbers} |"
+            yield f"| {each['variant']} | {each['rate']:g} | {each['seed']} | {layer['layer']} | {numbers} |"
 
 
 def main() -> None:
     materials = Materials(out=Path(sys.argv[1]), targets=())
-    planned = runs_of(DEEP, VARIANTS, chosen_rates(materials, {DEEP_TUNING: VARIANTS}))
+    rates = chosen_rates(materials, {DEEP_TUNING: VARIANTS})
+    planned = [run for experiment in (DEEP, AT_THE_RECIPES_RATE) for run in runs_of(experiment, VARIANTS, rates)]
     materials.train(planned)
     rows = [row(materials.trained(each), each.variant, each.seed) for each in planned]
+    rows.sort(key=lambda found: (found["rate"], found["variant"], found["seed"]))
     lines = [
         f"# {TITLE}",
         "",
         "Made by `python benchmarks/measured_scale_table.py FOLDER`; every layer, rung and manifest is in",
-        "[measured_scale.json](measured_scale.json). Attention's change of log(HFC/LFC): below 0 it smooths. The largest",
+        "[measured_scale.json](measured_scale.json). Attention's change of log(HFC/LFC): below 0 it smooths. The",
         "acting eigenvalue is the most negative one of H over the mean token scale; below -2 the theorem promises nothing.",
         "",
-        "| variant | seed | accuracy | last cosine | worst layer | smooth by more than 0.05 | largest acting eigenvalue |",
-        "|---|---|---|---|---|---|---|",
+        "| variant | rate | fold | accuracy | last cosine | worst layer | smooth by more than 0.05 | acting eigenvalue |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for each in sorted(rows, key=lambda found: (found["variant"], found["seed"])):
+    for each in rows:
         acting = min(layer["acting_eigenvalue"] for layer in each["layers"])
         cells = [f"{each[name]:.3f}" for name in ("accuracy", "last_cosine", "worst_layer")]
         count = f"{each['smoothing_layers']} of {len(each['layers'])}"
-        lines.append(f"| {each['variant']} | {each['seed']} | {' | '.join(cells)} | {count} | {acting:.2f} |")
+        run = f"{each['variant']} | {each['rate']:g} | {each['seed']}"
+        lines.append(f"| {run} | {' | '.join(cells)} | {count} | {acting:.2f} |")
     lines += [
         "",
         "Layers that smooth by more than 0.05, and the step of the ladder that takes most away from the theorem's answer:",
         "",
-        "| variant | seed | layer | typical pass of the map | measured | largest step down |",
-        "|---|---|---|---|---|---|",
+        "| variant | rate | fold | layer | typical pass of the map | measured | largest step down |",
+        "|---|---|---|---|---|---|---|",
         *exceptions(rows),
     ]
     save("measured_scale", TITLE, rows, "\n".join(lines) + "\n", {})
