@@ -45,6 +45,7 @@ def keep(folder: Path) -> None:
     if KEPT.exists():
         runs |= _still_planned(claims, observed, manifest["rates"], set(runs))
     findings = judged(claims, observed, FAMILY)
+    manifest["command"] = manifest["command"].replace(str(folder), folder.name)
     manifest["judgements"] = {name: finding.verdict.judgement for name, finding in findings.items()}
     shutil.rmtree(KEPT, ignore_errors=True)
     KEPT.mkdir(parents=True)

@@ -35,7 +35,7 @@ def reproduction(folder: Path, experiments, loss: float) -> Path:
             value = loss - 0.5 * (run.variant == "smooth") + 0.001 * run.seed * len(run.variant)
             rows.append({"setting": experiment.name, "variant": run.variant, "unit": run.seed, "loss": value})
     (folder / "claims.json").write_text(json.dumps({"language": {"observed": {"runs": rows}}}))
-    (folder / "manifest.json").write_text(json.dumps({"scale": "cpu", "rates": {}}))
+    (folder / "manifest.json").write_text(json.dumps({"scale": "cpu", "rates": {}, "command": f"--out {folder}"}))
     return folder
 
 
@@ -77,4 +77,5 @@ def test_the_verdict_is_made_anew_from_all_of_them(table, tmp_path):
     found = json.loads((table.KEPT / "claims.json").read_text())["language"]
     assert found["judgement"] == "refuted"
     assert LANGUAGE.protocol == found["protocol"]
+    assert json.loads((table.KEPT / "manifest.json").read_text())["command"] == "--out first"
     assert "refuted" in (table.KEPT / "claims.md").read_text()
