@@ -49,7 +49,8 @@ def vision(observed: Observations, compared: Sequence[Compared], own_p: float | 
         )
         words[_condition(against_vanilla, is_better)] += 1
     because = ", ".join(f"{WORDS[word]} in {count}" for word, count in words.items())
-    because = f"of {len(conditions)} conditions: {because}"
+    clear = [each for each in compared if each.compare.is_primary and each.outcome in ("higher", "lower")]
+    because = f"of {len(conditions)} conditions: {because}; clear differences: {_effects(clear) if clear else 'none'}"
     return Verdict(judgement=_overall(words, len(conditions)), because=because)
 
 
