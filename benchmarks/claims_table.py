@@ -2,6 +2,7 @@
 
 python benchmarks/claims_table.py            runs `oversmooth reproduce all`, an hour and a half on two quiet cores
 python benchmarks/claims_table.py FOLDER     keeps what such a run left in FOLDER
+python benchmarks/claims_table.py --judge    judges what is kept again, after a change of rules
 python benchmarks/claims_table.py --check    exit 1 where the README differs from what is kept
 python benchmarks/claims_table.py --write    put the table between the markers of the README
 
@@ -37,23 +38,38 @@ def keep(folder: Path) -> None:
     Runs that the folder lacks keep their numbers and manifests where today's plan has the same settings for them: the same
     settings give the same bits, so that a change of some experiments does not ask for all of them again.
     """
-    observed = {name: found["observed"] for name, found in json.loads((folder / "claims.json").read_text()).items()}
+    observed = _observed(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     runs = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("runs/*/manifest.json"))}
     runs = {name: run for name, run in runs.items() if run["finished"]}
     claims = [claim for claim in CLAIMS if claim.name in observed]
     if KEPT.exists():
         runs |= _still_planned(claims, observed, manifest["rates"], set(runs))
-    findings = judged(claims, observed, FAMILY)
     manifest["command"] = manifest["command"].replace(str(folder), folder.name)
-    manifest["judgements"] = {name: finding.verdict.judgement for name, finding in findings.items()}
     shutil.rmtree(KEPT, ignore_errors=True)
     KEPT.mkdir(parents=True)
+    _write_judged(claims, observed, manifest)
+    lines = [f"{json.dumps(name)}:{json.dumps(run, separators=(',', ':'))}" for name, run in sorted(runs.items())]
+    (KEPT / "runs.json").write_text("{" + ",\n".join(lines) + "}\n")
+
+
+def judge_again() -> None:
+    """The kept numbers by today's rules."""
+    observed = _observed(KEPT)
+    manifest = json.loads((KEPT / "manifest.json").read_text())
+    _write_judged([claim for claim in CLAIMS if claim.name in observed], observed, manifest)
+
+
+def _observed(folder: Path) -> dict[str, Any]:
+    return {name: found["observed"] for name, found in json.loads((folder / "claims.json").read_text()).items()}
+
+
+def _write_judged(claims: Sequence[Claim], observed: dict[str, Any], manifest: dict[str, Any]) -> None:
+    findings = judged(claims, observed, FAMILY)
+    manifest["judgements"] = {name: finding.verdict.judgement for name, finding in findings.items()}
     (KEPT / "claims.json").write_text(json.dumps(numbers_of(claims, observed, findings), indent=1) + "\n")
     (KEPT / "claims.md").write_text(markdown_of(claims, findings, manifest["scale"] != "cpu"))
     (KEPT / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    lines = [f"{json.dumps(name)}:{json.dumps(run, separators=(',', ':'))}" for name, run in sorted(runs.items())]
-    (KEPT / "runs.json").write_text("{" + ",\n".join(lines) + "}\n")
 
 
 def _still_planned(
@@ -61,7 +77,7 @@ def _still_planned(
 ) -> dict[str, dict[str, Any]]:
     """Manifests of kept runs that are planned as they were and are not `there`; their rows join those observed."""
     old_runs = json.loads((KEPT / "runs.json").read_text())
-    old = {name: found["observed"] for name, found in json.loads((KEPT / "claims.json").read_text()).items()}
+    old = _observed(KEPT)
     taken = {}
     for claim in claims:
         planned = [
@@ -126,6 +142,8 @@ def main() -> None:
             README.write_text(changed)
         elif changed != text:
             sys.exit("The claims in README.md are out of date: run python benchmarks/claims_table.py --write")
+    elif words == ["--judge"]:
+        judge_again()
     elif words:
         keep(Path(words[0]))
     else:

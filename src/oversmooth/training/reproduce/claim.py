@@ -49,6 +49,8 @@ class Compared:
     """`None` where fewer than two units have both numbers."""
     adjusted_p: float | None
     """Corrected for the whole family where the judgement rests on it."""
+    clear_from: float | None
+    """The difference that would have been clear at the spread that was seen."""
     outcome: Outcome | Literal["not run"]
 
     def row(self) -> Row:
@@ -60,6 +62,7 @@ class Compared:
             "margin": self.compare.margin,
             "units": 0 if effect is None else effect.units,
             "p": None if self.adjusted_p is None else round(self.adjusted_p, 4),
+            "clear_from": None if self.clear_from is None else round(self.clear_from, 4),
             "counts": "primary" if self.compare.is_primary else "beside it",
             "outcome": self.outcome,
             "separates": self.compare.note,

@@ -2,6 +2,7 @@
 
 from oversmooth.training.reproduce.claim import Compare
 from oversmooth.training.reproduce.experiments import DEEP, DIGITS, TENTH
+from oversmooth.training.reproduce.tuning import OURS
 
 ACCURACY, NATS, CHANGE = 0.02, 0.05, 0.1
 """Margins: shares of images, nats of loss, and log(HFC/LFC) over all layers together."""
@@ -45,6 +46,18 @@ CONTROLS = tuple(
         note="early speed, a statement of its own",
     )
     for of, against in BOTH
+)
+BASELINES = ("attnscale", "featscale")
+AGAINST_BASELINES = tuple(
+    compare
+    for of in OURS
+    for compare in compares(
+        DIGITS.name,
+        "accuracy",
+        ACCURACY,
+        *((of, other) for other in BASELINES),
+        note="whether a baseline is clearly better; that it is not by the margin is a test of its own",
+    )
 )
 MEASURED = compares(
     DEEP.name,

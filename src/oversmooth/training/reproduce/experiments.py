@@ -6,6 +6,7 @@ once. On text it is a seed. `quick` is the same with so few steps that nothing h
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from oversmooth.training.reproduce.materials import PlannedRun
 
@@ -14,7 +15,7 @@ FOLDS = SEEDS = 5
 TREND_SEEDS = 3
 """Units of conditions that decide nothing."""
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
-"""Learning rates that every variant tries on the validation images of a run of its own."""
+"""Learning rates that every variant tries, each in a run that is judged on what is held out of the training data."""
 Rates = Mapping[str, Mapping[str, float]]
 """The rate that was chosen, by the experiment that chose it and the variant."""
 EARLY_EPOCH = 5
@@ -35,6 +36,8 @@ class Experiment:
     is_in_quick: bool = True
     """Whether a smoke check runs it at all."""
     is_folded: bool = False
+    score: Literal["accuracy", "loss"] = "accuracy"
+    """What its runs are judged by: the highest accuracy, or the lowest loss."""
     tuned_by: "Experiment | None" = None
     """Whose runs choose the learning rate of each variant; the recipe's own without one."""
 
@@ -80,7 +83,6 @@ DEEP_TUNING = Experiment(
     is_in_quick=False,
     is_folded=True,
 )
-TUNINGS = (TUNING, DEEP_TUNING)
 DIGITS = Experiment(
     name="digits",
     recipe="digits",
@@ -128,13 +130,17 @@ FOLDED = frozenset(each.name for each in (DIGITS, TENTH, DEEP, POSITIVE))
 BUDGETS = (150, 300, 600)
 
 
-def mini_bert(steps: int) -> Experiment:
+def _steps(steps: int) -> tuple[str, ...]:
     watch = (f"watch.{name}={steps}" for name in ("monitor_every", "evaluate_every", "save_every"))
+    return (f"training.steps={steps}", *watch)
+
+
+def mini_bert(steps: int) -> Experiment:
     return Experiment(
         name=f"mini-bert-{steps}",
         recipe="mini-bert",
         units=SEEDS if steps == BUDGETS[-1] else TREND_SEEDS,
-        overrides=(f"training.steps={steps}", *watch),
+        overrides=_steps(steps),
         quick=("training.steps=30",),
         is_in_quick=steps == BUDGETS[-1],
     )
@@ -142,6 +148,7 @@ def mini_bert(steps: int) -> Experiment:
 
 MINI_BERT = tuple(mini_bert(steps) for steps in BUDGETS)
 """Three budgets: the trend says more than one of them, the last decides."""
+TUNINGS = (TUNING, DEEP_TUNING)
 
 
 def runs_of(experiment: Experiment, variants: Sequence[str], rates: Rates | None = None) -> list[PlannedRun]:

@@ -29,7 +29,10 @@ def judged(claims: Sequence[Claim], observed: Mapping[str, Observations], family
     for claim in claims:
         if claim.name not in observed:
             continue
-        compared = [_compared(claim.name, compare, effects, adjusted) for compare in claim.compares]
+        compared = [
+            _compared(compare, effects[claim.name, compare], adjusted.get((claim.name, compare)), family)
+            for compare in claim.compares
+        ]
         verdict = claim.decide(observed[claim.name], compared, adjusted.get(claim.name))
         found[claim.name] = Finding(
             verdict=verdict,
@@ -40,17 +43,17 @@ def judged(claims: Sequence[Claim], observed: Mapping[str, Observations], family
     return found
 
 
-def _compared(
-    name: str,
-    compare: Compare,
-    effects: Mapping[tuple[str, Compare], Effect | None],
-    adjusted: Mapping[object, float],
-) -> Compared:
-    effect = effects[name, compare]
+def _compared(compare: Compare, effect: Effect | None, adjusted_p: float | None, family: int) -> Compared:
     if effect is None:
-        return Compared(compare=compare, effect=None, adjusted_p=None, outcome="not run")
-    p = adjusted.get((name, compare), effect.p)
-    return Compared(compare=compare, effect=effect, adjusted_p=p, outcome=outcome(effect, p, compare.margin))
+        return Compared(compare=compare, effect=None, adjusted_p=None, clear_from=None, outcome="not run")
+    p = effect.p if adjusted_p is None else adjusted_p
+    return Compared(
+        compare=compare,
+        effect=effect,
+        adjusted_p=p,
+        clear_from=effect.clear_from(family if compare.is_primary else 1),
+        outcome=outcome(effect, p, compare.margin),
+    )
 
 
 def paired(rows: Sequence[Row], compare: Compare) -> Effect | None:

@@ -143,7 +143,7 @@ class Materials:
     rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The learning rate that was chosen, by the experiment that chose it and the variant."""
     validation: list[Row] = field(default_factory=list)
-    """Validation accuracy of every variant at every rate."""
+    """What every variant came to at every rate on held-out training data: `validation_accuracy` or `validation_loss`."""
     train_all: Callable[[Sequence[PlannedRun], Path, Progress], None] = train_all
     stage: Stage = lambda name: no_progress
     _analyses: dict[str, Analysis] = field(default_factory=dict)

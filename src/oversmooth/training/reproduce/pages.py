@@ -28,12 +28,13 @@ SMOKE = (
 RULES = (
     "Every protocol got its present form before the runs that it is judged by; what was known by then is in the project's "
     "docs. Clearly: at most 5 in 100 studies without any difference would say so, over the primary comparisons of all claims "
-    "together (Holm; the p of a primary comparison is corrected for that, the others decide nothing). No difference larger "
-    "than the margin is a finding too: both one-sided tests at 5%, that is, the 90% interval inside the margin. Intervals "
+    "together (Holm; the p of a primary comparison is corrected for that, the others decide nothing); clear from: the "
+    "difference that would have been clear at the spread that was seen. No difference larger than the margin is a finding "
+    "too: both one-sided tests at 5%, that is, the 90% interval inside the margin, for each comparison by itself. Intervals "
     "shown are 95%, by Student's t over paired units. Folds of digits share training images: their errors are larger by "
     "what Nadeau and Bengio's correction says."
 )
-SHOWN = ("comparison", "effect", "interval", "margin", "units", "p", "counts", "outcome", "separates")
+SHOWN = ("comparison", "effect", "interval", "margin", "units", "p", "clear_from", "counts", "outcome", "separates")
 WEIGHTS = (
     "What the weights of everything at hand say; no verdict rests on it. Shares of layers that sharpen or smooth under "
     "uniform attention, by the dominating eigenvalue of their update; the others tend to neither. `oversmooth atlas` shows "
@@ -157,7 +158,7 @@ def _section(claim: Claim, finding: Finding) -> Section:
     blocks: list[Block] = [Words(text=f"{finding.verdict.judgement}: {finding.verdict.because}.", mark="observed")]
     if finding.compared:
         rows = [{name: row[name] for name in SHOWN} for row in finding.compared]
-        blocks.append(table_of(f"claim-{claim.number}", "Comparisons", rows))
+        blocks.append(table_of(f"claim-{claim.number}", "Comparisons", _spaced(rows)))
     if finding.by_model:
         blocks.append(table_of(f"models-{claim.number}", "Model by model", _spaced(finding.by_model)))
     if finding.weights:

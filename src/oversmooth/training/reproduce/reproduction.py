@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oversmooth.models.stores.remote import cached_hub_folder
 from oversmooth.output.report.render import render
 from oversmooth.output.whole_files import make_folder, write_whole
 from oversmooth.training.recipes.manifest import new_session
 from oversmooth.training.reproduce.claim import Claim, Finding, Observations
-from oversmooth.training.reproduce.claims import FAMILY
+from oversmooth.training.reproduce.claims import FAMILY, HUB_MODELS
 from oversmooth.training.reproduce.experiments import Experiment, runs_of
 from oversmooth.training.reproduce.judging import judged
 from oversmooth.training.reproduce.materials import Materials
@@ -94,7 +95,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def found_models() -> tuple[str, ...]:
-    """Folders of pretrained models that are installed as packages, or below the folder that `OVERSMOOTH_MODELS` names."""
+    """Pretrained models at hand: installed as packages, below the folder that `OVERSMOOTH_MODELS` names, and those of the
+    list of `--scale full` that the hub's cache holds."""
     from importlib.util import find_spec
 
     from oversmooth.models.embedded import minilm_folder
@@ -106,7 +108,7 @@ def found_models() -> tuple[str, ...]:
         found += sorted(path for path in folder.glob("*") if (path / "config.json").is_file())
     if named := os.environ.get(MODELS_VARIABLE):
         found += sorted(path for folder in Path(named).glob("*") for path in _models_in(folder))
-    return tuple(str(path) for path in found)
+    return (*map(str, found), *(name for name in HUB_MODELS if cached_hub_folder(name)))
 
 
 def _models_in(folder: Path) -> list[Path]:

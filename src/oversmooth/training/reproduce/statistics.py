@@ -34,6 +34,15 @@ class Effect:
     def __str__(self) -> str:
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
+    @property
+    def error(self) -> float:
+        """The standard error of the mean."""
+        return (self.high - self.low) / 2 / _t_quantile(1 - LEVEL / 2, self.units)
+
+    def clear_from(self, family: int) -> float:
+        """The difference that would have been clear at this spread as one of `family` comparisons, by Holm's first step."""
+        return self.error * _t_quantile(1 - LEVEL / family / 2, self.units)
+
 
 def paired_effect(a: Sequence[float], b: Sequence[float], shared: float = 0.0) -> Effect:
     """Of `a - b`; units in the same order on both sides, at least two.
@@ -53,19 +62,15 @@ def paired_effect(a: Sequence[float], b: Sequence[float], shared: float = 0.0) -
 
 def is_equivalent(effect: Effect, margin: float) -> bool:
     """Whether the difference is clearly smaller than the margin: both one-sided tests at 5%, the 90% interval inside it."""
-    half = _half_of_90(effect)
+    half = effect.error * _t_quantile(1 - LEVEL, effect.units)
     return -margin < effect.mean - half and effect.mean + half < margin
 
 
-def is_not_inferior(effect: Effect, margin: float) -> bool:
-    """Whether it is clearly worse by less than the margin: one one-sided test at 5%."""
-    return effect.mean - _half_of_90(effect) > -margin
-
-
-def _half_of_90(effect: Effect) -> float:
-    """Half of the 90% interval, whose ends are those of one-sided tests at 5%."""
-    half = (effect.high - effect.low) / 2
-    return half * _t_quantile(1 - LEVEL, effect.units) / _t_quantile(1 - LEVEL / 2, effect.units)
+def inferiority_p(effect: Effect, margin: float) -> float:
+    """p-value of being worse by the margin or more: one one-sided test. Without any spread it is one."""
+    if not effect.error > 0:
+        return 1.0
+    return float(stdtr(effect.units - 1, -(effect.mean + margin) / effect.error))
 
 
 def _t_quantile(p: float, units: int) -> float:

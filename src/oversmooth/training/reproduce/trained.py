@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from oversmooth.training.reproduce.comparisons import BASELINES
 from oversmooth.training.reproduce.experiments import (
     DEEP,
     DIGITS,
@@ -13,9 +14,9 @@ from oversmooth.training.reproduce.experiments import (
     runs_of,
 )
 from oversmooth.training.reproduce.materials import Materials, Row, Trained
+from oversmooth.training.reproduce.tuning import OURS
 
 CONTROLS = ("free", "matched", "sharpen-start", "smooth-start", "no-identity")
-BASELINES = ("attnscale", "featscale")
 VARIANTS = ("vanilla", "sharpen", "smooth", *CONTROLS)
 FORMS = ("vanilla", "free", "sharpen", "smooth")
 MEASURED = ("sharpen-measured", "smooth-measured")
@@ -24,7 +25,7 @@ Needs = tuple[tuple[Experiment, tuple[str, ...]], ...]
 PARAMETRIZATION: Needs = ((DEEP, (*FORMS, *MEASURED)), (MINI_BERT[-1], FORMS))
 VISION: Needs = ((DIGITS, (*VARIANTS, "sharpen-measured")), (TENTH, FORMS), (DEEP, (*FORMS, *MEASURED)))
 LANGUAGE: Needs = tuple((experiment, FORMS) for experiment in MINI_BERT)
-AGAINST: Needs = ((DIGITS, ("sharpen", "smooth", *BASELINES)),)
+AGAINST: Needs = ((DIGITS, (*OURS, *BASELINES)),)
 
 
 def training_numbers(materials: Materials, needs: Sequence[tuple[Experiment, Sequence[str]]]) -> list[Row]:
@@ -68,6 +69,6 @@ def chosen_of_ours(materials: Materials) -> str:
             ),
             default=0.0,
         )
-        for variant in ("sharpen", "smooth")
+        for variant in OURS
     }
     return max(best, key=lambda variant: best[variant])

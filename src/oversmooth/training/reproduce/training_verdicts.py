@@ -4,7 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from oversmooth.training.reproduce.claim import Compared, Judgement, Observations, Verdict
-from oversmooth.training.reproduce.statistics import is_not_inferior
+from oversmooth.training.reproduce.comparisons import AGAINST_BASELINES
+from oversmooth.training.reproduce.judging import paired
+from oversmooth.training.reproduce.statistics import LEVEL, inferiority_p
+from oversmooth.training.reproduce.tuning import OURS
 
 
 def _outcomes(compared: Sequence[Compared], setting: str, metric: str) -> dict[tuple[str, str], str]:
@@ -105,16 +108,30 @@ def language(observed: Observations, compared: Sequence[Compared], own_p: float 
     return Verdict(judgement="undecided", because=words)
 
 
+def baselines_p(observed: Observations) -> float | None:
+    """p-value of the chosen variant being worse than a baseline by the margin: the larger of the two, so of both together."""
+    mine = [compare for compare in AGAINST_BASELINES if compare.of == _ours(observed)]
+    effects = [(paired(observed["runs"], compare), compare.margin) for compare in mine]
+    if any(effect is None for effect, _ in effects):
+        return None
+    return max(inferiority_p(effect, margin) for effect, margin in effects if effect is not None)
+
+
 def baselines(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
     """Claim 8: the variant that validation chose is not worse than either baseline by the margin."""
-    ours = observed["chosen"][0]["variant"] if observed.get("chosen") else "sharpen"
+    ours = _ours(observed)
     mine = [each for each in compared if each.compare.of == ours]
-    if not all(each.effect for each in mine):
+    if own_p is None:
         return Verdict(judgement="not run", because="not every run has finished")
-    words = f"{ours} was chosen on validation images: " + "; ".join(
-        f"{each.compare.words} {each.effect}" for each in mine
+    effects = "; ".join(f"{each.compare.words} {each.effect}" for each in mine)
+    words = (
+        f"{ours} was chosen on validation images: {effects}; below one of them by the margin or more: p = {own_p:.2g}"
     )
     if any(each.outcome == "lower" for each in mine):
         return Verdict(judgement="refuted", because=words)
-    enough = all(is_not_inferior(each.effect, each.compare.margin) for each in mine if each.effect is not None)
-    return Verdict(judgement="confirmed" if enough else "undecided", because=words)
+    return Verdict(judgement="confirmed" if own_p <= LEVEL else "undecided", because=words)
+
+
+def _ours(observed: Observations) -> str:
+    """Sharpen or smooth, as validation images chose."""
+    return str(observed["chosen"][0]["variant"]) if observed.get("chosen") else OURS[0]

@@ -1,4 +1,4 @@
-"""The learning rate of every variant, chosen on validation images before its test images are looked at."""
+"""The learning rate of every variant, chosen on what is held out of the training data before any test is looked at."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,21 +27,25 @@ def _named(planned: PlannedRun, rate: float) -> PlannedRun:
 
 
 def chosen_rates(materials: Materials, tuned: Mapping[Experiment, Sequence[str]]) -> Rates:
-    """Of every variant the rate with the highest validation accuracy, of equal ones the smallest; by who chose it."""
+    """Of every variant the rate that is best on held-out training data, of equal ones the smallest; by who chose it."""
     planned = {tuning: rate_runs(tuning, variants, materials.is_quick) for tuning, variants in tuned.items()}
     materials.train([run for runs in planned.values() for run in runs.values()])
     materials.validation = []
-    return {tuning.name: _chosen(materials, tuning.name, runs) for tuning, runs in planned.items()}
+    return {tuning.name: _chosen(materials, tuning, runs) for tuning, runs in planned.items()}
 
 
-def _chosen(materials: Materials, name: str, runs: Mapping[tuple[str, float], PlannedRun]) -> dict[str, float]:
+def _chosen(materials: Materials, tuning: Experiment, runs: Mapping[tuple[str, float], PlannedRun]) -> dict[str, float]:
     there = {key: run for key, run in runs.items() if materials.there([run])}
-    found = {key: materials.trained(run).manifest.results["eval_accuracy"] for key, run in there.items()}
+    found = {key: materials.trained(run).manifest.results[f"eval_{tuning.score}"] for key, run in there.items()}
     materials.validation += [
-        {"chosen_by": name, "variant": variant, "rate": rate, "validation_accuracy": round(accuracy, 6)}
-        for (variant, rate), accuracy in found.items()
+        {"chosen_by": tuning.name, "variant": variant, "rate": rate, f"validation_{tuning.score}": round(score, 6)}
+        for (variant, rate), score in found.items()
     ]
+    better = 1 if tuning.score == "accuracy" else -1
     return {
-        variant: max((rate for each, rate in found if each == variant), key=lambda rate: (found[variant, rate], -rate))
+        variant: max(
+            (rate for each, rate in found if each == variant),
+            key=lambda rate: (better * found[variant, rate], -rate),
+        )
         for variant in dict.fromkeys(variant for variant, _ in found)
     }

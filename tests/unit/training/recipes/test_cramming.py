@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from oversmooth.errors import BadRecipe, NotDivisible
+from oversmooth.errors import BadRecipe, BadValue, NotDivisible
 from oversmooth.training.recipes.language import job as language
 from oversmooth.training.recipes.language.budget import ClockPlan, StepPlan, ramped_batch, triangle
 from oversmooth.training.recipes.language.corpus import CorpusSettings, prepare_corpus
@@ -269,6 +269,21 @@ def test_every_epoch_reads_every_sequence_once_shuffled_or_by_the_curriculum(cor
     assert Reading(corpus, seed=0, shuffle=False, fraction=0.5).count == count // 2
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_sequences_for_tuning_are_judged_and_never_trained_on(corpus, shuffle):
+    sequences = corpus.sequences("train")
+    held_out = 20
+    judged = language.judged_sequences(corpus, held_out)
+    numpy.testing.assert_array_equal(judged, sequences[-held_out:])
+    reading = Reading(corpus, seed=0, shuffle=shuffle, held_out=held_out)
+    assert reading.count == len(sequences) - held_out
+    epoch, rest = reading(0, reading.count), sequences[:-held_out]
+    numpy.testing.assert_array_equal(epoch[numpy.lexsort(epoch.T)], rest[numpy.lexsort(rest.T)])
+    numpy.testing.assert_array_equal(language.judged_sequences(corpus, 0), corpus.sequences("validation"))
+    with pytest.raises(BadValue, match=r"data\.tuning_sequences.*below"):
+        language.judged_sequences(corpus, len(sequences))
+
+
 def test_the_shares_of_two_processes_are_the_batch_of_one(corpus):
     def batches(process, processes):
         plan = StepPlan(10, batch=16, ramp=0.6, quantum=4)
@@ -284,7 +299,8 @@ def test_the_shares_of_two_processes_are_the_batch_of_one(corpus):
 
 
 def test_validation_masks_are_the_same_in_every_run(corpus):
-    one, two = (MaskedValidation(corpus, most=10, mask=0.25, vocabulary=300) for _ in range(2))
+    held_out = corpus.sequences("validation")[:10]
+    one, two = (MaskedValidation(held_out, mask=0.25, vocabulary=300) for _ in range(2))
     assert len(one) == 10
     torch.testing.assert_close(one[3], two[3])
     assert (one[3]["labels"] != IGNORED).sum() == 8

@@ -4,6 +4,7 @@ import json
 import shlex
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 import torch
 import typer
@@ -84,7 +85,7 @@ def test_folds_are_units_and_a_tuned_variant_runs_at_its_own_rate():
 
 
 class Rated(Materials):
-    """Runs of which only the validation accuracy is known: it falls with the distance from a rate."""
+    """Runs of which only the score on held-out training data is known: it is worse the farther a rate is from the best."""
 
     def train(self, planned):
         self.asked = [each.folder for each in planned]
@@ -92,7 +93,8 @@ class Rated(Materials):
     def trained(self, planned):
         rate = float(planned.overrides[-1].partition("=")[2])
         best = {"sharpen": 1e-3, "smooth": 3e-3}.get(planned.variant, 3e-4)
-        return SimpleNamespace(manifest=SimpleNamespace(results={"eval_accuracy": 0.9 - abs(rate - best)}))
+        results = {"eval_accuracy": 0.9 - abs(rate - best), "eval_loss": 5.0 + abs(rate - best)}
+        return SimpleNamespace(manifest=SimpleNamespace(results=results))
 
 
 def test_every_variant_gets_the_rate_that_its_validation_images_prefer(tmp_path):
@@ -236,7 +238,7 @@ def test_the_pages_show_verdicts_comparisons_and_escape_what_they_are_given():
     row = {"comparison": "a|b", "effect": 0.5, "interval": "[+0.4, +0.6]", "margin": 0.02, "units": 5, "p": 0.01}
     finding = Finding(
         verdict=Verdict(judgement="refuted", because="<script>alert(1)</script> | decided"),
-        compared=(row | {"counts": "primary", "outcome": "higher", "separates": ""},),
+        compared=(row | {"clear_from": 0.2, "counts": "primary", "outcome": "higher", "separates": ""},),
     )
     findings = {CLAIMS[0].name: finding}
     text = markdown_of(CLAIMS[:1], findings, is_quick=False)
@@ -263,3 +265,19 @@ def test_models_at_hand_are_folders_with_a_config_and_single_gguf_files(tmp_path
         (tmp_path / name).touch()
     monkeypatch.setenv("OVERSMOOTH_MODELS", str(tmp_path))
     assert found_models()[-2:] == (str(tmp_path / "a" / "model.gguf"), str(tmp_path / "b"))
+
+
+def test_models_of_the_full_list_that_the_hubs_cache_holds_are_at_hand(tmp_path, monkeypatch):
+    monkeypatch.delenv("OVERSMOOTH_MODELS", raising=False)
+    before = found_models()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    cached = {"openai-community/gpt2": ("config.json", "model.safetensors"), "albert/albert-base-v2": ("config.json",)}
+    for repo, files in cached.items():
+        folder = tmp_path / f"models--{repo.replace('/', '--')}"
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs" / "main").write_text("0" * 40)
+        snapshot = folder / "snapshots" / ("0" * 40)
+        snapshot.mkdir(parents=True)
+        for name in files:
+            (snapshot / name).touch()
+    assert found_models() == (*before, "openai-community/gpt2"), "one without weights is not at hand"

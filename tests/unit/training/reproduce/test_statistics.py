@@ -8,8 +8,8 @@ from oversmooth.training.reproduce.statistics import (
     LEVEL,
     Effect,
     holm,
+    inferiority_p,
     is_equivalent,
-    is_not_inferior,
     outcome,
     paired_effect,
     rank_correlation,
@@ -68,8 +68,10 @@ def test_a_difference_of_the_margin_is_called_smaller_in_at_most_five_of_a_hundr
 
 def test_what_is_worse_by_the_margin_is_called_good_enough_in_at_most_five_of_a_hundred():
     studies = -1.0 + 0.2 * null(5)
-    wrong = sum(is_not_inferior(effect_of(found), 1.0) for found in studies)
+    wrong = sum(inferiority_p(effect_of(found), 1.0) <= LEVEL for found in studies)
     assert wrong / STUDIES <= LEVEL + SLACK
+    alike = 0.05 * null(5)
+    assert sum(inferiority_p(effect_of(found), 1.0) <= LEVEL for found in alike) > 0.9 * STUDIES
 
 
 @pytest.mark.parametrize("units", [5, 8])
@@ -129,6 +131,21 @@ def test_a_paired_effect_is_students_t():
 
 def test_differences_without_spread_are_never_clear():
     assert paired_effect([1.0, 2.0], [0.5, 1.5]).p == 1.0
+
+
+def test_being_worse_by_the_margin_is_tested_by_students_t():
+    a, b = [0.9, 0.8, 0.95, 0.7], [0.85, 0.82, 0.9, 0.66]
+    expected = stats.ttest_1samp(np.subtract(a, b), -0.02, alternative="greater")
+    assert inferiority_p(paired_effect(a, b), 0.02) == pytest.approx(expected.pvalue)
+    assert inferiority_p(paired_effect([1.0, 2.0], [0.5, 1.5]), 0.02) == 1.0, "no spread to judge by"
+
+
+@pytest.mark.parametrize("family", [1, 30])
+def test_a_difference_is_clear_from_where_it_says(family):
+    noise = np.array([-0.1, 0.3, 0.0, -0.2, 0.0])
+    clear_from = effect_of(noise).clear_from(family)
+    below, above = (effect_of(noise + factor * clear_from) for factor in (0.999, 1.001))
+    assert family * below.p > LEVEL > family * above.p
 
 
 def test_holms_correction_is_that_of_the_textbook():

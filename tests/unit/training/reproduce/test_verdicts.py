@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from oversmooth.training.reproduce.claims import CLAIMS, FAMILY
-from oversmooth.training.reproduce.experiments import DEEP, DIGITS, MINI_BERT, TENTH
+from oversmooth.training.reproduce.experiments import DEEP, DIGITS, FOLDED, FOLDS, MINI_BERT, TENTH
 from oversmooth.training.reproduce.judging import judged
 from oversmooth.training.reproduce.statistics import paired_effect
 from oversmooth.training.reproduce.survey_verdicts import advantages, correlations
@@ -110,7 +110,46 @@ def test_the_family_has_every_primary_comparison_and_test_once():
     everything = {name: runs(name, {}) for name in ("parametrization", "vision", "language", "baselines")}
     found = judged(CLAIMS, everything | {"eigenvalue": layers(6, 0.5)}, FAMILY)
     primary = [row for finding in found.values() for row in finding.compared if row["counts"] == "primary"]
-    assert len(primary) + 1 == FAMILY, "and the sign flips of claim 2"
+    assert len(primary) + 2 == FAMILY, "and the sign flips of claim 2 and the margin of claim 8"
+
+
+def test_the_margin_of_claim_8_is_corrected_as_all_others():
+    """A one-sided p of 0.006 is clear as one of five, and not as one of all."""
+    alone, one_of_all = (
+        judged([BY_NAME["baselines"]], {"baselines": runs("baselines", {}, 0.004)}, family)["baselines"].verdict
+        for family in (5, FAMILY)
+    )
+    assert alone.judgement == "confirmed"
+    assert one_of_all.judgement == "undecided"
+
+
+def without_differences(source) -> dict:
+    """Runs of claims 5 to 7 in which variants differ by chance alone; folds have a fifth of it in common."""
+    found = {}
+    for name in ("parametrization", "vision", "language"):
+        observed = runs(name, {}, 0.0)
+        common = {}
+        for row in observed["runs"]:
+            key = (row["setting"], row["variant"])
+            shared = 1 / FOLDS if row["setting"] in FOLDED else 0.0
+            both = common.setdefault(key, source.normal()) * shared**0.5 + source.normal() * (1 - shared) ** 0.5
+            for metric in ("accuracy", "corruption_accuracy", "loss", "attention"):
+                row[metric] = 0.1 * both
+        found[name] = observed
+    return found
+
+
+def test_where_nothing_differs_at_most_five_of_a_hundred_reproductions_find_a_clear_difference():
+    """The whole way from numbers to verdicts, over all claims about training together."""
+    source, studies = np.random.default_rng(0), 300
+    clear = 0
+    for _ in range(studies):
+        findings = judged(CLAIMS, without_differences(source), FAMILY)
+        rows = [row for finding in findings.values() for row in finding.compared if row["counts"] == "primary"]
+        clear += any(row["outcome"] in ("higher", "lower") for row in rows)
+        judgements = {finding.verdict.judgement for finding in findings.values()}
+        assert judgements <= {"undecided", "refuted", "confirmed", EQUAL}
+    assert clear / studies <= 0.05 + 1.64 * (0.05 * 0.95 / studies) ** 0.5
 
 
 def test_folds_are_judged_with_the_correction_and_seeds_without():

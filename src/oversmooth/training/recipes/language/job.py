@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from oversmooth.errors import NotDivisible
+from oversmooth.errors import BadValue, NotDivisible
 from oversmooth.models.live import register_own_models
 from oversmooth.output.whole_files import make_folder
 from oversmooth.training.recipes.job import Evaluate, Job, Numbers, Rhythm
@@ -41,13 +43,13 @@ def language_job(recipe: Recipe, data: str | None, request: RunRequest) -> Job:
     corpus = load_corpus(recipe.data, data)
     vocabulary = int(corpus.facts["vocabulary"])
     plan = plan_of(recipe)
-    reading = Reading(corpus, seed=request.seed, shuffle=settings.shuffle, fraction=request.fraction)
+    held_out = recipe.data.tuning_sequences
+    judged = judged_sequences(corpus, held_out)
+    reading = Reading(corpus, seed=request.seed, shuffle=settings.shuffle, fraction=request.fraction, held_out=held_out)
     batches = StepBatches(
         reading, plan, steps=settings.steps, mask=settings.mask, vocabulary=vocabulary, seed=request.seed
     )
-    watched = MaskedValidation(
-        corpus, most=recipe.watch.validation_sequences, mask=settings.mask, vocabulary=vocabulary
-    )
+    watched = MaskedValidation(judged[: recipe.watch.validation_sequences], mask=settings.mask, vocabulary=vocabulary)
     return Job(
         recipe=recipe,
         build=partial(build_model, recipe, vocabulary),
@@ -59,7 +61,7 @@ def language_job(recipe: Recipe, data: str | None, request: RunRequest) -> Job:
         batch=settings.batch,
         learning_rate=partial(learning_rate, recipe, plan),
         rhythm=_rhythm(recipe.watch),
-        probe=[probe(corpus, recipe.watch.probe_sequences)],
+        probe=[probe(judged if len(judged) else corpus.sequences("train"), recipe.watch.probe_sequences)],
         save=partial(save_model, corpus),
         decays=decays,
         final=partial(_against_frequencies, float(corpus.facts["unigram_entropy"])),
@@ -133,11 +135,17 @@ def told_on_stderr() -> Any:
     return report
 
 
-def probe(corpus: Corpus, count: int) -> dict[str, torch.Tensor]:
-    """Held-out sequences as they are; where none is held out, the first of training."""
-    held_out = corpus.sequences("validation")
-    found = held_out if len(held_out) else corpus.sequences("train")
-    return {"input_ids": torch.from_numpy(found[:count].astype("int64"))}
+def judged_sequences(corpus: Corpus, tuning: int) -> NDArray[numpy.uint16]:
+    """(sequence, token) that a run is judged on: held-out documents, or so many of the last training sequences."""
+    train = corpus.sequences("train")
+    if tuning >= len(train):
+        raise BadValue("data.tuning_sequences", tuning, f"below {len(train)}, the training sequences that there are")
+    return train[len(train) - tuning :] if tuning else corpus.sequences("validation")
+
+
+def probe(sequences: NDArray[numpy.uint16], count: int) -> dict[str, torch.Tensor]:
+    """The first of these sequences (sequence, token), as they are."""
+    return {"input_ids": torch.from_numpy(sequences[:count].astype("int64"))}
 
 
 # --- model and schedule ---------------------------------------------------------------------------------------------

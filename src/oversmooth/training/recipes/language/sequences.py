@@ -19,11 +19,13 @@ VALIDATION_SEED = 2**63
 
 
 class Reading:
-    """The training sequences in the order in which a run reads them, over and over."""
+    """The training sequences in the order in which a run reads them, over and over; without the last `held_out`."""
 
-    def __init__(self, corpus: Corpus, *, seed: int, shuffle: bool, fraction: float = 1.0):
-        self.sequences = corpus.sequences("train")
-        self.order = corpus.order()
+    def __init__(self, corpus: Corpus, *, seed: int, shuffle: bool, fraction: float = 1.0, held_out: int = 0):
+        found = corpus.sequences("train")
+        self.sequences = found[: len(found) - held_out]
+        order = corpus.order()
+        self.order = order if order is None or not held_out else order[order < len(self.sequences)]
         self.count = max(1, int(len(self.sequences) * fraction))
         self.seed, self.shuffle = seed, shuffle
         self._epoch = -1
@@ -67,10 +69,10 @@ class StepBatches(Dataset[dict[str, Tensor]]):
 
 
 class MaskedValidation(Dataset[dict[str, Tensor]]):
-    """Held-out sequences, each with one fixed mask."""
+    """Held-out sequences (sequence, token), each with one fixed mask."""
 
-    def __init__(self, corpus: Corpus, *, most: int, mask: float, vocabulary: int):
-        self.sequences = corpus.sequences("validation")[:most]
+    def __init__(self, sequences: NDArray[numpy.uint16], *, mask: float, vocabulary: int):
+        self.sequences = sequences
         self.mask, self.vocabulary = mask, vocabulary
 
     def __len__(self) -> int:

@@ -22,6 +22,10 @@ class Data(Section):
     order: Literal["sentence-length", "as-read"] = "sentence-length"
     english_keyboard: bool = True
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.005
+    """Share of documents that are never trained on and that every run is judged on."""
+    tuning_sequences: Annotated[int, Field(ge=0)] = 0
+    """So many training sequences, the last that were read, are left out of training and judged instead of those documents:
+    for choices, such as that of a learning rate."""
     max_documents: Annotated[int, Field(ge=0)] = 0
     max_sequences: Annotated[int, Field(ge=0)] = 0
     tokenizer_documents: Annotated[int, Field(ge=0)] = 0
