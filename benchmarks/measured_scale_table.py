@@ -1,6 +1,7 @@
 """Sharpened digits ViTs of 12 layers, plain and at the measured scale: what every attention layer does.
 
 python benchmarks/measured_scale_table.py FOLDER     trains what is not in FOLDER yet (24 runs of a minute), keeps it
+python benchmarks/measured_scale_table.py --summary  the few lines that docs/control.md shows of what is kept
 
 A layer counts as smoothing where log(HFC/LFC) falls by more than 0.05 across its attention, on 64 test images. For each of
 these the rungs of the ladder say which step carries it. Five folds are those of claim 5 of `oversmooth reproduce`, at the
@@ -9,13 +10,14 @@ learning rate that validation images chose; three more run at the recipe's own, 
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
-from training_tables import save
+from training_tables import Row, kept_table, save
 
 from oversmooth.training.reproduce.experiments import DEEP, DEEP_TUNING, runs_of
 from oversmooth.training.reproduce.materials import Materials, Trained
@@ -27,7 +29,7 @@ AT_THE_RECIPES_RATE = replace(DEEP, name="digits-12-layers-recipes-rate", units=
 TITLE = "Sharpened vision transformers of 12 layers on digits: the plain interval and that of the map that acts"
 
 
-def row(run: Trained, variant: str, seed: int) -> dict[str, Any]:
+def row(run: Trained, variant: str, seed: int) -> Row:
     assert run.analysis.prediction is not None, "a trained model can be run"
     layers = [
         {
@@ -55,26 +57,46 @@ def row(run: Trained, variant: str, seed: int) -> dict[str, Any]:
     }
 
 
-def exceptions(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def largest_step_down(layer: Row) -> tuple[str, float]:
+    """The step of the ladder that takes most away from the theorem's answer, and how much."""
+    steps = {name: value - before for (_, before), (name, value) in pairwise(layer["rungs"].items())}
+    name = min(steps, key=lambda step: steps[step])
+    return name, steps[name]
+
+
+def smoothing(layers: Sequence[Row]) -> list[Row]:
+    """Those that smooth."""
+    return [layer for layer in layers if layer["measured"] < -SMOOTHS]
+
+
+def exceptions(rows: Sequence[Row]) -> Iterator[str]:
     """A line for each layer that smooths."""
     for each in rows:
-        for layer in each["layers"]:
-            if layer["measured"] >= -SMOOTHS:
-                continue
-            rungs = list(layer["rungs"].items())
-            steps = {name: value - before for (_, before), (name, value) in pairwise(rungs)}
-            name = min(steps, key=lambda step: steps[step])
-            numbers = f"{layer['rungs']['typical']:+.3f} | {layer['measured']:+.3f} | {name} ({steps[name]:+.3f})"
+        for layer in smoothing(each["layers"]):
+            name, step = largest_step_down(layer)
+            numbers = f"{layer['rungs']['typical']:+.3f} | {layer['measured']:+.3f} | {name} ({step:+.3f})"
             yield f"| {each['variant']} | {each['rate']:g} | {each['seed']} | {layer['layer']} | {numbers} |"
 
 
-def main() -> None:
-    materials = Materials(out=Path(sys.argv[1]), targets=())
-    rates = chosen_rates(materials, {DEEP_TUNING: VARIANTS})
-    planned = [run for experiment in (DEEP, AT_THE_RECIPES_RATE) for run in runs_of(experiment, VARIANTS, rates)]
-    materials.train(planned)
-    rows = [row(materials.trained(each), each.variant, each.seed) for each in planned]
-    rows.sort(key=lambda found: (found["rate"], found["variant"], found["seed"]))
+def summary(rows: Sequence[Row]) -> str:
+    """A line for each rate and form, over all folds."""
+    lines = [
+        "| rate | form | layers that smooth by more than 0.05 | worst layer | most taken off by | acting eigenvalue |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (rate, variant), runs in groupby(rows, key=itemgetter("rate", "variant")):
+        layers = [layer for each in runs for layer in each["layers"]]
+        found = smoothing(layers)
+        reasons = Counter(largest_step_down(layer)[0] for layer in found)
+        words = ", ".join(f"{name} ({count})" for name, count in reasons.most_common()) or "-"
+        worst = min(layer["measured"] for layer in layers)
+        acting = min(layer["acting_eigenvalue"] for layer in layers)
+        cells = f"{len(found)} of {len(layers)} | {worst:+.3f} | {words} | {acting:.2f}"
+        lines.append(f"| {rate:g} | `{variant}` | {cells} |")
+    return "\n".join(lines)
+
+
+def page(rows: Sequence[Row]) -> str:
     lines = [
         f"# {TITLE}",
         "",
@@ -99,8 +121,22 @@ def main() -> None:
         "|---|---|---|---|---|---|---|",
         *exceptions(rows),
     ]
-    save("measured_scale", TITLE, rows, "\n".join(lines) + "\n", {})
-    print("\n".join(lines))
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    if sys.argv[1:] == ["--summary"]:
+        print(summary(kept_table("measured_scale")["rows"]))
+        return
+    materials = Materials(out=Path(sys.argv[1]), targets=())
+    rates = chosen_rates(materials, {DEEP_TUNING: VARIANTS})
+    planned = [run for experiment in (DEEP, AT_THE_RECIPES_RATE) for run in runs_of(experiment, VARIANTS, rates)]
+    materials.train(planned)
+    rows = [row(materials.trained(each), each.variant, each.seed) for each in planned]
+    rows.sort(key=lambda found: (found["rate"], found["variant"], found["seed"]))
+    text = page(rows)
+    save("measured_scale", TITLE, rows, text, {})
+    print(text)
 
 
 if __name__ == "__main__":

@@ -2,93 +2,71 @@
 
 import json
 import statistics
-import tempfile
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
-from multiprocessing import get_context
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import harness
-import torch
 
 from oversmooth.environment.versions import TRAINING, machine, versions
 from oversmooth.training.recipes.manifest import Manifest
-from oversmooth.training.recipes.runner import RunRequest
-from oversmooth.training.recipes.train import train
+from oversmooth.training.reproduce.comparisons import BOTH
+from oversmooth.training.reproduce.materials import Materials, PlannedRun, Trained
+from oversmooth.training.reproduce.statistics import holm, outcome, paired_effect
 
 VARIANTS = ("vanilla", "sharpen", "smooth")
 SEEDS = (0, 1, 2)
 PROCESSES = 2
+"""Runs at once, each on one thread: small models gain nothing from a second one."""
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """One recipe under several settings."""
-
-    recipe: str
-    data: str | None = None
-    overrides: tuple[str, ...] = ()
+# --- runs -----------------------------------------------------------------------------------------------------------
 
 
-def rows_of(tables: Sequence[Table]) -> list[Row]:
-    """One row per table, variant and seed, each from a run of its own on one thread; prints as it goes.
-
-    Two runs go on at once: small models gain nothing from a second thread.
-    """
-    combinations = [(table, variant, seed) for table in tables for seed in SEEDS for variant in VARIANTS]
-    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-        waiting = [pool.submit(_row, *words) for words in combinations]
-        for done in as_completed(waiting):
-            shown = {key: value for key, value in done.result().items() if key not in ("curves", "manifest")}
-            print(json.dumps(shown), flush=True)
-        return [done.result() for done in waiting]
+def kept_table(name: str) -> Row:
+    """`results/NAME.json`; empty where there is none yet."""
+    path = harness.RESULTS / f"{name}.json"
+    found: Row = json.loads(path.read_text()) if path.exists() else {}
+    return found
 
 
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+def rows_of(name: str, planned: Sequence[PlannedRun], out: Path, row: Callable[[Trained], Row]) -> list[Row]:
+    """A row per run. What the kept table or `out` holds with the same settings is not trained again."""
+    materials = Materials(out=out, targets=())
+    kept = {_settings(each["manifest"]): each for each in kept_table(name).get("rows", ())}
+    missing = [run for run in planned if (run.variant, run.seed, run.overrides) not in kept]
+    materials.train(missing)
+    kept |= {(run.variant, run.seed, run.overrides): row(materials.trained(run)) for run in missing}
+    return [kept[run.variant, run.seed, run.overrides] for run in planned]
 
 
-def _row(table: Table, variant: str, seed: int) -> Row:
-    with tempfile.TemporaryDirectory() as folder:
-        return _run(table, variant, seed, Path(folder) / "run")
+def _settings(manifest: Mapping[str, Any]) -> tuple[str, int, tuple[str, ...]]:
+    return manifest["variant"], manifest["seed"], tuple(manifest["overrides"])
 
 
-def _run(table: Table, variant: str, seed: int, out: Path) -> Row:
-    began = time.perf_counter()
-    request = RunRequest(
-        name=table.recipe,
-        out=out,
-        variant=variant,
-        seed=seed,
-        overrides=table.overrides,
-        command=f"oversmooth train {Path(table.recipe).stem} --variant {variant} --seed {seed}",
-    )
-    run = train(request, table.data)
-    assert run.analysis is not None, "this process is the first"
+def row_of(run: Trained) -> Row:
+    """What a run came to, and what the theory says of its layers."""
     measured, predicted = run.analysis.measurement, run.analysis.prediction
-    assert measured is not None
-    assert predicted is not None
+    assert measured is not None, "a trained model can be run"
+    assert predicted is not None, "a trained model can be run"
+    results, layers = run.manifest.results, run.analysis.inspection.layers
     curves = {name: [point.mean for point in measured.curve(name)] for name in ("cosine", "hfc_lfc")}
-    layers = run.analysis.inspection.layers
     return {
-        "variant": variant,
-        "seed": seed,
-        "accuracy": run.results.get("eval_accuracy"),
-        "loss": run.results.get("eval_loss"),
-        "unigram_entropy": run.results.get("unigram_entropy"),
+        "variant": run.manifest.variant,
+        "seed": run.manifest.seed,
+        "accuracy": results.get("eval_accuracy"),
+        "loss": results.get("eval_loss"),
+        "unigram_entropy": results.get("unigram_entropy"),
         "last_cosine": curves["cosine"][-1],
         "last_hfc_lfc": curves["hfc_lfc"][-1],
+        "attention": sum(run.attention_changes()),
         "predicted_regimes": dict(Counter(layer.regime for layer in predicted.layers)),
         "smallest_eigenvalue": min(layer.plain.min_real for layer in layers),
         "largest_eigenvalue": max(layer.plain.max_real for layer in layers),
         "curves": curves,
-        "seconds": round(time.perf_counter() - began, 1),
-        "manifest": portable(run.manifest, table.recipe, table.data),
+        "manifest": portable(run.manifest),
     }
 
 
@@ -101,16 +79,22 @@ def portable(manifest: Manifest, *places: str | None) -> dict[str, Any]:
     return found
 
 
+# --- what they come to ----------------------------------------------------------------------------------------------
+
+
+def values_of(rows: Sequence[Row], variant: str, name: str) -> list[float]:
+    """Seed by seed; seeds without a value are left out."""
+    return [row[name] for row in rows if row["variant"] == variant and row[name] is not None]
+
+
 def spread(rows: Sequence[Row], variant: str, name: str) -> str:
     """Mean and standard deviation over seeds."""
-    values = [row[name] for row in rows if row["variant"] == variant and row[name] is not None]
-    if not values:
-        return ""
-    return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}"
+    values = values_of(rows, variant, name)
+    return f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}" if values else ""
 
 
 def mean(rows: Sequence[Row], variant: str, name: str) -> float:
-    return statistics.mean(row[name] for row in rows if row["variant"] == variant)
+    return statistics.mean(values_of(rows, variant, name))
 
 
 def regimes(rows: Sequence[Row], variant: str) -> str:
@@ -120,6 +104,30 @@ def regimes(rows: Sequence[Row], variant: str) -> str:
         if row["variant"] == variant:
             total.update(row["predicted_regimes"])
     return ", ".join(f"{count} {name}" for name, count in total.most_common())
+
+
+def compared(rows: Sequence[Row], metrics: Sequence[str], margin: float) -> list[Row]:
+    """Sharpen and smooth against both controls, seed by seed; corrected over the four of each metric."""
+    found = []
+    for metric in metrics:
+        effects = [paired_effect(values_of(rows, of, metric), values_of(rows, against, metric)) for of, against in BOTH]
+        adjusted = holm([effect.p for effect in effects])
+        found += [
+            {
+                "comparison": f"{metric.replace('_', ' ')} of {of} minus {against}",
+                "effect": str(effect),
+                "p": round(p, 4),
+                "outcome": outcome(effect, p, margin),
+            }
+            for (of, against), effect, p in zip(BOTH, effects, adjusted, strict=True)
+        ]
+    return found
+
+
+def comparisons_table(comparisons: Sequence[Row], margin: float) -> list[str]:
+    """Lines of Markdown."""
+    head = ["", f"| comparison | effect [95%] | p (Holm) | outcome (margin {margin}) |", "|---|---|---|---|"]
+    return head + [f"| {' | '.join(map(str, each.values()))} |" for each in comparisons]
 
 
 def theory_holds(rows: Sequence[Row]) -> dict[str, bool]:
@@ -144,6 +152,12 @@ def theory_holds(rows: Sequence[Row]) -> dict[str, bool]:
         < mean(rows, "vanilla", "last_cosine")
         < mean(rows, "smooth", "last_cosine"),
     }
+
+
+def holds_table(title: str, holds: Mapping[str, bool]) -> list[str]:
+    """Lines of Markdown."""
+    head = ["", f"| {title} | holds |", "|---|---|"]
+    return head + [f"| {claim} | {'yes' if is_so else 'no'} |" for claim, is_so in holds.items()]
 
 
 def save(name: str, title: str, rows: Sequence[Row], markdown: str, more: Mapping[str, Any]) -> None:

@@ -135,6 +135,16 @@ def _steps(steps: int) -> tuple[str, ...]:
     return (f"training.steps={steps}", *watch)
 
 
+TEXT_TUNING = Experiment(
+    name="mini-bert-rates",
+    recipe="mini-bert",
+    units=1,
+    overrides=(*_steps(BUDGETS[-1]), "data.tuning_sequences=256"),
+    is_in_quick=False,
+    score="loss",
+)
+
+
 def mini_bert(steps: int) -> Experiment:
     return Experiment(
         name=f"mini-bert-{steps}",
@@ -148,7 +158,7 @@ def mini_bert(steps: int) -> Experiment:
 
 MINI_BERT = tuple(mini_bert(steps) for steps in BUDGETS)
 """Three budgets: the trend says more than one of them, the last decides."""
-TUNINGS = (TUNING, DEEP_TUNING)
+TUNINGS = (TUNING, DEEP_TUNING, TEXT_TUNING)
 
 
 def runs_of(experiment: Experiment, variants: Sequence[str], rates: Rates | None = None) -> list[PlannedRun]:
