@@ -153,6 +153,7 @@ def mini_bert(steps: int) -> Experiment:
         overrides=_steps(steps),
         quick=("training.steps=30",),
         is_in_quick=steps == BUDGETS[-1],
+        tuned_by=TEXT_TUNING,
     )
 
 

@@ -23,7 +23,9 @@ from oversmooth.training.reproduce.experiments import (
     DEEP_TUNING,
     DIGITS,
     FOLDS,
+    MINI_BERT,
     RATES,
+    TEXT_TUNING,
     TUNING,
     runs_of,
 )
@@ -116,6 +118,18 @@ def test_every_variant_gets_the_rate_that_its_validation_images_prefer(tmp_path)
         {"chosen_by": by.name, "variant": variant, "validation_accuracy": value} for by, variant, value in accuracies
     ]
     assert trained.chosen_of_ours(materials) == "smooth"
+
+
+def test_text_chooses_the_rate_with_the_lowest_loss_on_sequences_that_it_does_not_train_on(tmp_path):
+    materials = Rated(out=tmp_path, targets=())
+    rates = tuning.chosen_rates(materials, {TEXT_TUNING: ("sharpen", "smooth")})
+    assert rates == {TEXT_TUNING.name: {"sharpen": 1e-3, "smooth": 3e-3}}
+    assert all(row["validation_loss"] >= 5.0 for row in materials.validation)
+    recipe = load_recipe(TEXT_TUNING.recipe, TEXT_TUNING.overrides)
+    assert recipe.data.tuning_sequences == recipe.watch.validation_sequences
+    (run,) = runs_of(MINI_BERT[0], ("smooth",), rates)[:1]
+    assert "optimizer.learning_rate=0.003" in run.overrides
+    assert not any("tuning_sequences" in word for word in run.overrides)
 
 
 def test_claims_are_chosen_by_name_or_number():
