@@ -142,7 +142,7 @@ def page_of(claims: Sequence[Claim], findings: Findings, facts: Mapping[str, str
                 title=f"{claim.number} {claim.name}",
                 word=verdicts[claim.name].judgement,
                 tone=TONES[verdicts[claim.name].judgement],
-                lines=(claim.statement, verdicts[claim.name].because),
+                lines=(claim.statement, f"Found: {verdicts[claim.name].because}"),
             )
             for claim in claims
         ),
