@@ -121,9 +121,9 @@ def block() -> str:
     claims = json.loads((KEPT / "claims.json").read_text())
     manifest = json.loads((KEPT / "manifest.json").read_text())
     lines = ["| claim | verdict | because |", "|---|---|---|"]
-    for name, found in claims.items():
+    for found in claims.values():
         because = found["because"].replace("|", "\\|")
-        lines.append(f"| {found['number']} {name} | {found['judgement']} | {because} |")
+        lines.append(f"| {found['number']}. {found['statement']} | **{found['judgement']}** | {because} |")
     scale, day = manifest["scale"], manifest["started"][:10]
     lines += [
         "",

@@ -34,7 +34,9 @@ RULES = (
     "shown are 95%, by Student's t over paired units. Folds of digits share training images: their errors are larger by "
     "what Nadeau and Bengio's correction says."
 )
-SHOWN = ("comparison", "effect", "interval", "margin", "units", "p", "clear_from", "counts", "outcome", "separates")
+SHOWN = ("comparison", "effect", "interval", "margin", "units", "p", "clear_from", "outcome", "separates")
+COUNTS = {"primary": "What decides", "beside it": "Beside it: where differences come from, and trends"}
+"""Tables of comparisons, by what they count for."""
 WEIGHTS = (
     "What the weights of everything at hand say; no verdict rests on it. Shares of layers that sharpen or smooth under "
     "uniform attention, by the dominating eigenvalue of their update; the others tend to neither. `oversmooth atlas` shows "
@@ -69,13 +71,14 @@ def markdown_of(claims: Sequence[Claim], findings: Findings, is_quick: bool) -> 
     lines += ["| claim | verdict | because |", "|---|---|---|"]
     for claim in claims:
         verdict = findings[claim.name].verdict
-        lines.append(f"| {claim.number} {claim.name} | **{verdict.judgement}** | {_cell(verdict.because)} |")
+        statement = f"{claim.number} {claim.name}: {claim.statement}"
+        lines.append(f"| {_cell(statement)} | **{verdict.judgement}** | {_cell(verdict.because)} |")
     for claim, finding in _each_table_once(claims, findings):
         lines += ["", f"## {claim.number}. {claim.statement}", ""]
         lines += [f"**{finding.verdict.judgement}**: {finding.verdict.because}.", ""]
         lines += [f"- {fact}" for fact in _facts(claim)]
-        if finding.compared:
-            lines += ["", *_markdown_table(finding.compared, SHOWN)]
+        for title, rows in _comparisons(finding):
+            lines += ["", f"{title}:", "", *_markdown_table(rows, tuple(rows[0]))]
         if finding.by_model:
             lines += ["", *_markdown_table(finding.by_model, tuple(finding.by_model[0]))]
         if finding.weights:
@@ -90,6 +93,15 @@ def _each_table_once(claims: Sequence[Claim], findings: Findings) -> Iterator[tu
         finding = findings[claim.name]
         yield claim, replace(finding, weights=()) if finding.weights in shown else finding
         shown.append(finding.weights)
+
+
+def _comparisons(finding: Finding) -> Iterator[tuple[str, list[Row]]]:
+    """Those that decide, then the others; without columns that say nothing."""
+    for counts, title in COUNTS.items():
+        rows = [row for row in finding.compared if row["counts"] == counts]
+        names = [name for name in SHOWN if any(row[name] not in ("", None) for row in rows)]
+        if rows:
+            yield title, [{name: row[name] for name in names} for row in rows]
 
 
 def _facts(claim: Claim) -> list[str]:
@@ -130,14 +142,14 @@ def page_of(claims: Sequence[Claim], findings: Findings, facts: Mapping[str, str
                 title=f"{claim.number} {claim.name}",
                 word=verdicts[claim.name].judgement,
                 tone=TONES[verdicts[claim.name].judgement],
-                lines=(verdicts[claim.name].because,),
+                lines=(claim.statement, f"Found: {verdicts[claim.name].because}"),
             )
             for claim in claims
         ),
     )
     first = Section(
         id="summary",
-        blocks=(Words(text=SMOKE if is_quick else _plain(SCALED_DOWN), kind="note"), Words(text=RULES), strip),
+        blocks=(Words(text=SMOKE if is_quick else _plain(SCALED_DOWN), kind="note"), strip, Words(text=RULES)),
     )
     smoke = "A smoke check, no evidence. " if is_quick else ""
     return Page(
@@ -156,9 +168,8 @@ def _spaced(rows: Sequence[Row]) -> list[Row]:
 
 def _section(claim: Claim, finding: Finding) -> Section:
     blocks: list[Block] = [Words(text=f"{finding.verdict.judgement}: {finding.verdict.because}.", mark="observed")]
-    if finding.compared:
-        rows = [{name: row[name] for name in SHOWN} for row in finding.compared]
-        blocks.append(table_of(f"claim-{claim.number}", "Comparisons", _spaced(rows)))
+    for order, (title, rows) in enumerate(_comparisons(finding)):
+        blocks += [Words(text=f"{title}:"), table_of(f"claim-{claim.number}-{order}", title, _spaced(rows))]
     if finding.by_model:
         blocks.append(table_of(f"models-{claim.number}", "Model by model", _spaced(finding.by_model)))
     if finding.weights:

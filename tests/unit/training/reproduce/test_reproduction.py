@@ -252,12 +252,19 @@ def test_the_pages_show_verdicts_comparisons_and_escape_what_they_are_given():
     row = {"comparison": "a|b", "effect": 0.5, "interval": "[+0.4, +0.6]", "margin": 0.02, "units": 5, "p": 0.01}
     finding = Finding(
         verdict=Verdict(judgement="refuted", because="<script>alert(1)</script> | decided"),
-        compared=(row | {"clear_from": 0.2, "counts": "primary", "outcome": "higher", "separates": ""},),
+        compared=(
+            row | {"clear_from": 0.2, "counts": "beside it", "outcome": "undecided", "separates": "size"},
+            row | {"clear_from": 0.2, "counts": "primary", "outcome": "higher", "separates": ""},
+        ),
     )
     findings = {CLAIMS[0].name: finding}
     text = markdown_of(CLAIMS[:1], findings, is_quick=False)
-    assert "| 1 similarity | **refuted** |" in text
+    assert f"| 1 similarity: {CLAIMS[0].statement} | **refuted** |" in text
     assert "a\\|b" in text
+    decides, beside = text.partition("Beside it")[::2]
+    assert "| higher |" in decides
+    assert "separates" not in decides, "a column that says nothing"
+    assert "| undecided | size |" in beside
     assert "Does not show" in text
     page = render(page_of(CLAIMS[:1], findings, {"command": "oversmooth reproduce 1"}, is_quick=False))
     assert "Of 1 claim: 1 refuted." in page
