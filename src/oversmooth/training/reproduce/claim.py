@@ -28,16 +28,18 @@ class Compare:
     metric: str
     of: str
     against: str
+    """Another variant, or "" for nothing: then it is the number itself that may differ from zero."""
     margin: float
     """A difference below it does not matter."""
     is_primary: bool = True
-    """Whether the judgement rests on it; Holm's correction is over all of these together."""
+    """Whether the judgement rests on it."""
     note: str = ""
     """What the comparison separates, where it is a control."""
 
     @property
     def words(self) -> str:
-        return f"{self.metric.replace('_', ' ')} of {self.of} minus {self.against}, {self.setting}"
+        against = f" minus {self.against}" if self.against else ""
+        return f"{self.metric.replace('_', ' ')} of {self.of}{against}, {self.setting}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +49,8 @@ class Compared:
     compare: Compare
     effect: Effect | None
     """`None` where fewer than two units have both numbers."""
-    adjusted_p: float | None
-    """Corrected for the whole family where the judgement rests on it."""
-    clear_from: float | None
-    """The difference that would have been clear at the spread that was seen."""
     outcome: Outcome | Literal["not run"]
+    """By itself; verdicts have tests of their own."""
 
     def row(self) -> Row:
         effect = self.effect
@@ -61,8 +60,8 @@ class Compared:
             "interval": "" if effect is None else f"[{effect.low:+.4f}, {effect.high:+.4f}]",
             "margin": self.compare.margin,
             "units": 0 if effect is None else effect.units,
-            "p": None if self.adjusted_p is None else round(self.adjusted_p, 4),
-            "clear_from": None if self.clear_from is None else round(self.clear_from, 4),
+            "p": None if effect is None else round(effect.p, 4),
+            "clear_from": None if effect is None else round(effect.clear_from, 4),
             "counts": "primary" if self.compare.is_primary else "beside it",
             "outcome": self.outcome,
             "separates": self.compare.note,
@@ -89,8 +88,10 @@ class Finding:
     """What the weights of everything at hand say, shown beside a verdict that does not rest on it."""
 
 
-Decide = Callable[[Observations, Sequence[Compared], float | None], Verdict]
-"""From what was observed and compared, and the p-value of a test of the claim's own, corrected for all others."""
+Tests = Mapping[Literal["confirmed", "refuted"], float]
+"""The p-value of each verdict: how likely such numbers are, at most, where it is wrong. Empty where runs are missing."""
+Decide = Callable[[Observations, Sequence[Compared], Tests], Verdict]
+"""From what was observed and compared, and the p-values of its tests, corrected for those of all claims."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ class Claim:
     number: int
     name: str
     written: str
-    """The day on which the protocol got its present form, before the runs that it is judged by."""
+    """The day on which the protocol got its present form."""
     statement: str
     """What the paper says, in our words."""
     protocol: str
@@ -117,8 +118,8 @@ class Claim:
     decide: Decide
     equal_if: str = ""
     """What makes "no difference larger than the margin" the judgement, where it can be."""
-    own_p: Callable[[Observations], float | None] | None = None
-    """The p-value of a test of its own, beside its comparisons."""
+    tests: Callable[[Observations, Sequence[Compared]], Tests] | None = None
+    """What the verdict rests on, before any correction; without it the claim is judged by a rule that has no p-value."""
     tabulate: Callable[[Observations], Sequence[Row]] = lambda observed: ()
     """What was observed, a row per model, for readers."""
     compares: tuple[Compare, ...] = ()

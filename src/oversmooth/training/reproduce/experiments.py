@@ -131,7 +131,7 @@ POSITIVE = replace(
     is_in_quick=False,
 )
 FOLDED = frozenset(each.name for each in (DIGITS, TENTH, DEEP, POSITIVE))
-"""Settings whose units share training images: every image is in the training part of four folds of five."""
+"""Settings whose units share training images: every image is for training in four folds of five."""
 
 
 BUDGETS = (150, 300, 600)

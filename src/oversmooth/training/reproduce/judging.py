@@ -2,58 +2,46 @@
 
 from collections.abc import Mapping, Sequence
 
-from oversmooth.training.reproduce.claim import Claim, Compare, Compared, Finding, Observations
+from oversmooth.training.reproduce.claim import Claim, Compare, Compared, Finding, Observations, Tests
 from oversmooth.training.reproduce.experiments import FOLDED, FOLDS
 from oversmooth.training.reproduce.materials import Row
 from oversmooth.training.reproduce.statistics import Effect, holm, outcome, paired_effect
 
 
 def judged(claims: Sequence[Claim], observed: Mapping[str, Observations], family: int) -> dict[str, Finding]:
-    """The finding of every claim that was observed, with Holm's correction over all primary comparisons and tests.
+    """The finding of every claim that was observed, with Holm's correction over the tests of all verdicts.
 
     `family` counts those of all claims: what one claim comes to does not depend on which others are looked at.
     """
-    effects = {
-        (claim.name, compare): paired(observed[claim.name].get("runs", ()), compare)
-        for claim in claims
-        if claim.name in observed
-        for compare in claim.compares
+    there = [claim for claim in claims if claim.name in observed]
+    compared = {
+        claim.name: [_compared(compare, observed[claim.name].get("runs", ())) for compare in claim.compares]
+        for claim in there
     }
-    own = {claim.name: claim.own_p(observed[claim.name]) for claim in claims if claim.name in observed and claim.own_p}
-    primary: dict[object, float] = {
-        key: effect.p for key, effect in effects.items() if effect is not None and key[1].is_primary
+    tests = {
+        (claim.name, verdict): p
+        for claim in there
+        if claim.tests is not None
+        for verdict, p in claim.tests(observed[claim.name], compared[claim.name]).items()
     }
-    primary |= {name: p for name, p in own.items() if p is not None}
-    adjusted = dict(zip(primary, holm(list(primary.values()), family), strict=True))
+    corrected = dict(zip(tests, holm(list(tests.values()), family), strict=True))
     found = {}
-    for claim in claims:
-        if claim.name not in observed:
-            continue
-        compared = [
-            _compared(compare, effects[claim.name, compare], adjusted.get((claim.name, compare)), family)
-            for compare in claim.compares
-        ]
-        verdict = claim.decide(observed[claim.name], compared, adjusted.get(claim.name))
+    for claim in there:
+        of_claim: Tests = {verdict: p for (name, verdict), p in corrected.items() if name == claim.name}
         found[claim.name] = Finding(
-            verdict=verdict,
-            compared=tuple(each.row() for each in compared),
+            verdict=claim.decide(observed[claim.name], compared[claim.name], of_claim),
+            compared=tuple(each.row() for each in compared[claim.name]),
             by_model=tuple(claim.tabulate(observed[claim.name])),
             weights=tuple(observed[claim.name].get("weights", ())),
         )
     return found
 
 
-def _compared(compare: Compare, effect: Effect | None, adjusted_p: float | None, family: int) -> Compared:
+def _compared(compare: Compare, rows: Sequence[Row]) -> Compared:
+    effect = paired(rows, compare)
     if effect is None:
-        return Compared(compare=compare, effect=None, adjusted_p=None, clear_from=None, outcome="not run")
-    p = effect.p if adjusted_p is None else adjusted_p
-    return Compared(
-        compare=compare,
-        effect=effect,
-        adjusted_p=p,
-        clear_from=effect.clear_from(family if compare.is_primary else 1),
-        outcome=outcome(effect, p, compare.margin),
-    )
+        return Compared(compare=compare, effect=None, outcome="not run")
+    return Compared(compare=compare, effect=effect, outcome=outcome(effect, effect.p, compare.margin))
 
 
 def paired(rows: Sequence[Row], compare: Compare) -> Effect | None:
@@ -63,7 +51,8 @@ def paired(rows: Sequence[Row], compare: Compare) -> Effect | None:
         value = row.get(compare.metric)
         if row["setting"] == compare.setting and row["variant"] in values and value is not None:
             values[row["variant"]][row["unit"]] = value
-    of, against = values[compare.of], values[compare.against]
+    of = values[compare.of]
+    against = values[compare.against] if compare.against else dict.fromkeys(of, 0.0)
     units = sorted(of.keys() & against.keys())
     if len(units) < 2:
         return None

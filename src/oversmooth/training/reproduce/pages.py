@@ -18,7 +18,7 @@ TONES = {
 }
 """Colours of the page, by judgement."""
 SCALED_DOWN = (
-    "A scaled-down check on two CPU cores: small models and data, three to five independent runs of each variant. It tests "
+    "A scaled-down check on two CPU cores: small models and data, three to five runs of each variant. It tests "
     "the mechanism, not the paper's own numbers; those take the GPU commands that `--scale full` prints."
 )
 SMOKE = (
@@ -26,13 +26,16 @@ SMOKE = (
     "anything about the paper."
 )
 RULES = (
-    "Every protocol got its present form before the runs that it is judged by; what was known by then is in the project's "
-    "docs. Clearly: at most 5 in 100 studies without any difference would say so, over the primary comparisons of all claims "
-    "together (Holm; the p of a primary comparison is corrected for that, the others decide nothing); clear from: the "
-    "difference that would have been clear at the spread that was seen. No difference larger than the margin is a finding "
-    "too: both one-sided tests at 5%, that is, the 90% interval inside the margin, for each comparison by itself. Intervals "
-    "shown are 95%, by Student's t over paired units. Folds of digits share training images: their errors are larger by "
-    "what Nadeau and Bengio's correction says."
+    "Training runs that are judged have seeds and folds that were first used when their rules had been written down. "
+    "Runs with other seeds had been seen before, and so had the numbers of pretrained models (claims 1 to 4); the "
+    "project's docs say what was known when. Clearly: each claim has one test of being confirmed and one of being "
+    "refuted, of everything together that has to hold for it, and in at most 5 of 100 studies would any of them be "
+    "wrong, over all claims (Holm; the p of a verdict is corrected for that). Claim 1 has a level of its own, and claims "
+    "3 and 4 are counts without a test. The p and the outcome of a single comparison are by themselves, uncorrected; "
+    "clear from: the difference that would have been clear at the spread that was seen. No difference larger than the "
+    "margin is a finding too: both one-sided tests at 5%, that is, the 90% interval inside the margin. Intervals shown "
+    "are 95%, by Student's t over paired units. Folds of digits share training images: their errors are larger by what "
+    "Nadeau and Bengio's correction says."
 )
 SHOWN = ("comparison", "effect", "interval", "margin", "units", "p", "clear_from", "outcome", "separates")
 COUNTS = {"primary": "What decides", "beside it": "Beside it: where differences come from, and trends"}

@@ -1,12 +1,13 @@
 """The rules by which a difference is called clear: one place, small enough to read, simulated under the null in the tests.
 
-A unit is what was made independently: a pretrained model, or a training run with its own seed and test images. Variants are
-compared within units (paired). "Clearly" means that a rule would say so in at most 5 of 100 repetitions of a study in which
-there is no difference; over all comparisons of a study together, by Holm's correction.
+A unit is a pretrained model, or a training run with its own seed (on digits with its own test images too). Variants are
+compared within units (paired). Where several things have to hold for a verdict, its p-value is the largest of theirs
+(`all_of`); where one of several is enough, the smallest times their number (`one_of`). "Clearly" means that in at most 5 of
+100 studies in which it is not so a verdict would say so; over the verdicts of all claims together, by Holm's correction.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,9 +40,18 @@ class Effect:
         """The standard error of the mean."""
         return (self.high - self.low) / 2 / _t_quantile(1 - LEVEL / 2, self.units)
 
-    def clear_from(self, family: int) -> float:
-        """The difference that would have been clear at this spread as one of `family` comparisons, by Holm's first step."""
-        return self.error * _t_quantile(1 - LEVEL / family / 2, self.units)
+    @property
+    def clear_from(self) -> float:
+        """The difference that would have been clear at this spread, by itself."""
+        return self.error * _t_quantile(1 - LEVEL / 2, self.units)
+
+    def above(self, bound: float = 0.0) -> float:
+        """p-value of a mean of at most `bound`: one-sided. Without any spread it is one."""
+        return float(stdtr(self.units - 1, (bound - self.mean) / self.error)) if self.error > 0 else 1.0
+
+    def below(self, bound: float = 0.0) -> float:
+        """p-value of a mean of at least `bound`: one-sided. Without any spread it is one."""
+        return float(stdtr(self.units - 1, (self.mean - bound) / self.error)) if self.error > 0 else 1.0
 
 
 def paired_effect(a: Sequence[float], b: Sequence[float], shared: float = 0.0) -> Effect:
@@ -62,15 +72,18 @@ def paired_effect(a: Sequence[float], b: Sequence[float], shared: float = 0.0) -
 
 def is_equivalent(effect: Effect, margin: float) -> bool:
     """Whether the difference is clearly smaller than the margin: both one-sided tests at 5%, the 90% interval inside it."""
-    half = effect.error * _t_quantile(1 - LEVEL, effect.units)
-    return -margin < effect.mean - half and effect.mean + half < margin
+    return max(effect.above(-margin), effect.below(margin)) <= LEVEL
 
 
-def inferiority_p(effect: Effect, margin: float) -> float:
-    """p-value of being worse by the margin or more: one one-sided test. Without any spread it is one."""
-    if not effect.error > 0:
-        return 1.0
-    return float(stdtr(effect.units - 1, -(effect.mean + margin) / effect.error))
+def all_of(p_values: Iterable[float]) -> float:
+    """p-value of several things that have to hold together: the largest (an intersection-union test)."""
+    return max(p_values)
+
+
+def one_of(p_values: Iterable[float]) -> float:
+    """p-value of several things of which one is enough: the smallest, times their number (Bonferroni)."""
+    found = list(p_values)
+    return min(1.0, len(found) * min(found))
 
 
 def _t_quantile(p: float, units: int) -> float:
@@ -93,9 +106,9 @@ def holm(p_values: Sequence[float], family: int | None = None) -> list[float]:
     return adjusted
 
 
-def outcome(effect: Effect, adjusted_p: float, margin: float) -> Outcome:
+def outcome(effect: Effect, p: float, margin: float) -> Outcome:
     """What a comparison came to: a clear difference first, then a clear absence of one that matters."""
-    if adjusted_p <= LEVEL:
+    if p <= LEVEL:
         return "higher" if effect.mean > 0 else "lower"
     return "no difference larger than the margin" if is_equivalent(effect, margin) else "undecided"
 
@@ -118,12 +131,19 @@ def sign_flip_p(values: Sequence[float], seed: int = 0) -> float:
 def direction(values: Sequence[float], level: float, seed: int = 0) -> tuple[int, float, float]:
     """1, -1 or 0 where the bootstrap interval of the mean over inputs is above zero, below it, or holds it; and its ends.
 
-    Intervals by percentiles of few values are too narrow: the level has to be well below the 5% that "clearly" may be wrong.
+    Studentised (bootstrap-t): intervals by percentiles of few values are too narrow, most of all where values are skewed.
     """
     found = np.asarray(values, dtype=float)
-    drawn = np.random.default_rng(seed).integers(len(found), size=(RESAMPLES, len(found)))
-    low, high = np.quantile(found[drawn].mean(1), (level / 2, 1 - level / 2))
-    return int(low > 0) - int(high < 0), float(low), float(high)
+    count, mean, spread = len(found), float(found.mean()), float(found.std(ddof=1)) if len(found) > 1 else 0.0
+    if not spread > 0:
+        return 0, mean, mean
+    drawn = found[np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))]
+    spreads = drawn.std(1, ddof=1)
+    kept = spreads > 0  # a resample of one value says nothing
+    t = (drawn[kept].mean(1) - mean) / spreads[kept]
+    left, right = np.quantile(t, (level / 2, 1 - level / 2))
+    low, high = mean - float(right) * spread, mean - float(left) * spread
+    return int(low > 0) - int(high < 0), low, high
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:

@@ -128,7 +128,10 @@ def without_skip(materials: Materials) -> Observations:
             regimes = {found.regime for found in changed if not found.not_applicable}
             if regimes:
                 regime = regimes.pop() if len(regimes) == 1 else "mixed"  # shared weights can act in several places
-                computed.append({"model": named.model, "kind": named.kind, "layer": layer, "regime": regime})
+                exponent = _mean(_exponent(found) for found in changed if not found.not_applicable)
+                computed.append(
+                    {"model": named.model, "kind": named.kind, "layer": layer, "regime": regime, "exponent": exponent}
+                )
     passes_rows: list[Row] = []
     refused: list[Row] = []
     for name, model in materials.live_models():

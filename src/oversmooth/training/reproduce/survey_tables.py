@@ -5,7 +5,14 @@ from statistics import mean
 
 from oversmooth.training.reproduce.claim import Observations
 from oversmooth.training.reproduce.materials import Row
-from oversmooth.training.reproduce.survey_verdicts import advantages, by_model, correlations, directions, known_inputs
+from oversmooth.training.reproduce.survey_verdicts import (
+    advantages,
+    by_model,
+    correlations,
+    directions,
+    inputs_that_rise,
+    known_inputs,
+)
 
 WAYS = {1: "rises", -1: "falls", 0: "no clear change"}
 
@@ -50,6 +57,8 @@ def skip(observed: Observations) -> list[Row]:
             "without_attention_skips": _mean_last(rows, "attention"),
             "without_any": _mean_last(rows, "block"),
             "inputs": sum(row["removed"] == "none" for row in rows),
+            "more_alike_without_attention_skips": inputs_that_rise(rows, "attention")[0],
+            "more_alike_without_any": inputs_that_rise(rows, "block")[0],
         }
         for name, rows in by_model(observed["passes"]).items()
     ]

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import mean
 
-from oversmooth.training.reproduce.claim import Compared, Observations, Verdict
+from oversmooth.training.reproduce.claim import Compared, Observations, Tests, Verdict
 from oversmooth.training.reproduce.materials import Row
 from oversmooth.training.reproduce.statistics import LEVEL, direction, rank_correlation, sign_flip_p
 
-MOST_MODELS = 6
-"""Independently trained models below which a survey cannot refute."""
+MOST_OTHERS = 0.1
+"""Share of models that may go the other way for "all go one way" to be said of more than those at hand (95%)."""
 EXPONENT_MOVES = 0.01
 REGIME_WORDS = {
     "smoothing": "smooth",
@@ -44,7 +44,7 @@ def directions(observed: Observations) -> dict[str, tuple[int, float, float]]:
     }
 
 
-def similarity(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
+def similarity(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
     """Claim 1: each model's direction over its inputs."""
     models = directions(observed)
     up, down = (sum(way == sign for way, _, _ in models.values()) for sign in (1, -1))
@@ -52,12 +52,11 @@ def similarity(observed: Observations, compared: Sequence[Compared], own_p: floa
     words = f"similarity clearly rises in {up} and clearly falls in {down} of {count}"
     if up and down:
         return Verdict(judgement="confirmed", because=words)
-    if len(models) >= MOST_MODELS and max(up, down) == len(models):
-        most = 1 - LEVEL ** (1 / len(models))
-        room = f"; so many leave room for up to {most:.0%} of such models that go the other way (95%)"
-        return Verdict(judgement="refuted", because=words + room)
-    few = f"; fewer than {MOST_MODELS} models cannot refute it" if len(models) < MOST_MODELS else ""
-    return Verdict(judgement="undecided", because=words + few)
+    if not models or max(up, down) < len(models):
+        return Verdict(judgement="undecided", because=words)
+    others = 1 - LEVEL ** (1 / len(models))
+    words += f"; so many leave room for up to {others:.0%} of such models that go the other way (95%)"
+    return Verdict(judgement="refuted" if others <= MOST_OTHERS else "undecided", because=words)
 
 
 def advantages(rows: Sequence[Row], rung: str = "rung_0") -> dict[str, float]:
@@ -87,19 +86,26 @@ def _pretrained(observed: Observations) -> list[Row]:
     return [row for row in observed["layers"] if row["kind"] == "pretrained"]
 
 
-def eigenvalue_p(observed: Observations) -> float | None:
-    """Two-sided, by sign flips over pretrained models."""
-    values = list(advantages(_pretrained(observed)).values())
+def _with_both_kinds(observed: Observations) -> list[Row]:
+    """Layers of pretrained models in which some layers smooth and others sharpen: only these can speak for the theorem."""
+    models = by_model([row for row in _pretrained(observed) if row["measured"] is not None])
+    return [row for rows in models.values() if len({row["measured"] < 0 for row in rows}) == 2 for row in rows]
+
+
+def eigenvalue_tests(observed: Observations, compared: Sequence[Compared]) -> Tests:
+    """Sign flips over models that have layers of both kinds."""
+    values = list(advantages(_with_both_kinds(observed)).values())
     if not values:
-        return None
-    return min(1.0, 2 * min(sign_flip_p(values), sign_flip_p([-value for value in values])))
+        return {}
+    return {"confirmed": sign_flip_p(values), "refuted": sign_flip_p([-value for value in values])}
 
 
-def eigenvalue(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
+def eigenvalue(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
     """Claim 2: the theorem's sign against each model's own majority."""
-    values = list(advantages(_pretrained(observed)).values())
-    if own_p is None:
-        return Verdict(judgement="not run", because="no pretrained model was at hand")
+    values = list(advantages(_with_both_kinds(observed)).values())
+    if not tests:
+        reason = "no pretrained model with layers that smooth and layers that sharpen was at hand"
+        return Verdict(judgement="undecided" if _pretrained(observed) else "not run", because=reason)
     average = mean(values)
     ranks = list(correlations(_pretrained(observed)).values())
     rank = (
@@ -107,19 +113,21 @@ def eigenvalue(observed: Observations, compared: Sequence[Compared], own_p: floa
         if ranks
         else ""
     )
-    least = 2.0 ** (1 - len(values))
+    least = 2.0 ** -len(values)
     rank += f"; sign flips over {len(values)} models give p = {least:.2g} at best, before any correction"
-    count = f"{len(values)} pretrained model{'s' * (len(values) != 1)}"
+    count = f"{len(values)} pretrained model{'s' * (len(values) != 1)} with layers of both kinds"
     words = (
         f"share of layers whose sign the dominating eigenvalue gets right, minus the share that the model's own majority "
-        f"answer gets right: {average:+.2f} on average over {count} (p = {own_p:.2g}){rank}"
+        f"answer gets right: {average:+.2f} on average over {count} (p = {tests['confirmed']:.2g} for confirmed, "
+        f"{tests['refuted']:.2g} for refuted){rank}"
     )
-    if own_p > LEVEL:
-        return Verdict(judgement="undecided", because=words)
-    return Verdict(judgement="confirmed" if average > 0 else "refuted", because=words)
+    for judgement in ("confirmed", "refuted"):
+        if tests[judgement] <= LEVEL:
+            return Verdict(judgement=judgement, because=words)
+    return Verdict(judgement="undecided", because=words)
 
 
-def skip(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
+def skip(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
     """Claim 3: of one head a theorem, checked; several can leave it. Real passes are reported beside it."""
     regimes = Counter(row["regime"] for row in observed["computed"])
     total = sum(regimes.values())
@@ -127,8 +135,8 @@ def skip(observed: Observations, compared: Sequence[Compared], own_p: float | No
     models = by_model(observed["passes"])
     for rows in models.values():
         for removed in alike:
-            pairs = _pairs(rows, removed)
-            alike[removed] += bool(pairs) and sum(after > before for before, after in pairs) > len(pairs) / 2
+            rising, inputs = inputs_that_rise(rows, removed)
+            alike[removed] += rising > inputs / 2
     counts = [_counted(observed["computed"], kind, words) for kind, words in KINDS.items()]
     words = (
         f"computed without the skip, {'; '.join(filter(None, counts))}. In real forward passes tokens of most inputs end "
@@ -156,16 +164,17 @@ def _counted(rows: Sequence[Row], kind: str, words: str) -> str:
     return f"of {sum(regimes.values())} layers of {words} {counts}"
 
 
-def _pairs(rows: Sequence[Row], removed: str) -> list[tuple[float, float]]:
-    """Last cosine with all skips and with some removed, input by input."""
+def inputs_that_rise(rows: Sequence[Row], removed: str) -> tuple[int, int]:
+    """Inputs of one model that end more alike with some skips removed, and all that have a cosine with and without."""
     by_input: dict[int, dict[str, float | None]] = {}
     for row in rows:
         by_input.setdefault(row["input"], {})[row["removed"]] = row["cosine_last"]
     pairs = [(found.get("none"), found.get(removed)) for found in by_input.values()]
-    return [(before, after) for before, after in pairs if before is not None and after is not None]
+    known = [(before, after) for before, after in pairs if before is not None and after is not None]
+    return sum(after > before for before, after in known), len(known)
 
 
-def norm_signs(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
+def norm_signs(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
     """Claim 4: turning the negative norm weights that are there positive, in models that nobody constrained."""
     rows = [row for row in observed["layers"] if row["negative_share"] > 0 and row["exponent_positive"] is not None]
     changed = sum(row["regime"] != row["regime_positive"] for row in rows)

@@ -1,7 +1,9 @@
 """Claims 5 to 8: numbers of training runs, one row per run; nothing is averaged before it is kept."""
 
 from collections.abc import Sequence
+from statistics import mean
 
+from oversmooth.training.reproduce.claim import Observations
 from oversmooth.training.reproduce.comparisons import BASELINES
 from oversmooth.training.reproduce.experiments import (
     DEEP,
@@ -52,6 +54,25 @@ def _numbers(run: Trained) -> dict[str, float | None]:
         "smoothing_layers": float(sum(change < -SMOOTHS for change in changes)),
     }
     return {name: None if value is None else round(value, 6) for name, value in found.items()}
+
+
+def what_attention_does(observed: Observations) -> list[Row]:
+    """Claim 5, a row per condition and variant: what attention does, where features end, layers that smooth."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in observed.get("runs", ()):
+        groups.setdefault((row["setting"], row["variant"]), []).append(row)
+    return [
+        {
+            "setting": setting,
+            "variant": variant,
+            "runs": len(rows),
+            "change_of_log(HFC/LFC)": round(mean(row["attention"] for row in rows), 3),
+            "cosine_after_last_layer": round(mean(row["last_cosine"] for row in rows), 3),
+            "attention_layers_that_smooth_by_more_than_0.05": round(mean(row["smoothing_layers"] for row in rows), 1),
+            "worst_layer": round(min(row["worst_layer"] for row in rows), 3),
+        }
+        for (setting, variant), rows in groups.items()
+    ]
 
 
 SMOOTHS = 0.05

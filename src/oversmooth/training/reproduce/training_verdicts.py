@@ -1,137 +1,160 @@
-"""Verdicts of claims 5 to 8, from the comparisons of training runs."""
+"""Tests and verdicts of claims 5 to 8, from the comparisons of training runs.
 
-from collections import Counter
+Each claim has one p-value for being confirmed and one for being refuted, put together from its comparisons as its protocol
+says: the largest where all have to hold, the smallest times their number where one is enough.
+"""
+
 from collections.abc import Mapping, Sequence
 
-from oversmooth.training.reproduce.claim import Compared, Judgement, Observations, Verdict
-from oversmooth.training.reproduce.comparisons import AGAINST_BASELINES
-from oversmooth.training.reproduce.judging import paired
-from oversmooth.training.reproduce.statistics import LEVEL, inferiority_p
+from oversmooth.training.reproduce.claim import Compared, Observations, Tests, Verdict
+from oversmooth.training.reproduce.comparisons import CONDITIONS, OWN
+from oversmooth.training.reproduce.statistics import LEVEL, Effect, all_of, is_equivalent, one_of
 from oversmooth.training.reproduce.tuning import OURS
 
+Pair = tuple[str, str]
+Effects = Mapping[Pair, Effect]
+"""By variant and what it is compared with."""
 
-def _outcomes(compared: Sequence[Compared], setting: str, metric: str) -> dict[tuple[str, str], str]:
+
+def _primary(compared: Sequence[Compared]) -> list[Compared]:
+    return [each for each in compared if each.compare.is_primary]
+
+
+def _is_complete(compared: Sequence[Compared]) -> bool:
+    return all(each.effect is not None for each in _primary(compared))
+
+
+def _of(compared: Sequence[Compared], setting: str, metric: str) -> Effects:
+    """The effects of one condition."""
     return {
-        (each.compare.of, each.compare.against): each.outcome
+        (each.compare.of, each.compare.against): each.effect
         for each in compared
-        if (each.compare.setting, each.compare.metric) == (setting, metric)
+        if (each.compare.setting, each.compare.metric) == (setting, metric) and each.effect is not None
     }
+
+
+def _decided(because: str, compared: Sequence[Compared], tests: Tests, *, is_equal: bool = False) -> Verdict:
+    """What the corrected p-values come to."""
+    primary = _primary(compared)
+    if not any(each.effect for each in primary):
+        return Verdict(judgement="not run", because="no run has finished")
+    if not tests:
+        return Verdict(judgement="undecided", because=f"{because}; not every run has finished")
+    because += f"; p = {tests['confirmed']:.2g} for confirmed, {tests['refuted']:.2g} for refuted"
+    if tests["confirmed"] <= LEVEL:
+        return Verdict(judgement="confirmed", because=because)
+    if tests["refuted"] <= LEVEL:
+        return Verdict(judgement="refuted", because=because)
+    return Verdict(judgement="no difference larger than the margin" if is_equal else "undecided", because=because)
 
 
 def _effects(compared: Sequence[Compared]) -> str:
-    shown = [f"{each.compare.words} {each.effect}" for each in compared if each.compare.is_primary and each.effect]
-    return "; ".join(shown) or "no run has finished"
+    return "; ".join(f"{each.compare.words} {each.effect}" for each in compared if each.effect)
 
 
-def parametrization(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
-    """Claim 5: attention sharpens more than that of the free form, or less."""
-    expected = {"sharpen": "higher", "smooth": "lower"}
-    opposite = {"sharpen": "lower", "smooth": "higher"}
-    primary = [each for each in compared if each.compare.is_primary]
-    words = f"attention's own change of log(HFC/LFC): {_effects(primary)}"
-    if all(each.outcome == expected[each.compare.of] for each in primary):
-        return Verdict(judgement="confirmed", because=words)
-    if any(each.outcome == opposite[each.compare.of] for each in primary):
-        return Verdict(judgement="refuted", because=words)
-    is_there = any(each.effect for each in primary)
-    return Verdict(judgement="undecided" if is_there else "not run", because=words)
+# --- claim 5 --------------------------------------------------------------------------------------------------------
 
 
-def vision(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
-    """Claim 6: in each condition the better of the two against vanilla, and against the free form for the sign itself."""
-    conditions = dict.fromkeys(
-        (each.compare.setting, each.compare.metric) for each in compared if each.compare.is_primary
-    )
-    words: Counter[str] = Counter()
-    for setting, metric in conditions:
-        found = _outcomes(compared, setting, metric)
-        against_vanilla = [found["sharpen", "vanilla"], found["smooth", "vanilla"]]
-        is_better = "lower" not in against_vanilla and any(
-            found[variant, "vanilla"] == "higher" and found.get((variant, "free")) == "higher"
-            for variant in ("sharpen", "smooth")
-        )
-        words[_condition(against_vanilla, is_better)] += 1
-    because = ", ".join(f"{WORDS[word]} in {count}" for word, count in words.items())
-    clear = [each for each in compared if each.compare.is_primary and each.outcome in ("higher", "lower")]
-    because = f"of {len(conditions)} conditions: {because}; clear differences: {_effects(clear) if clear else 'none'}"
-    return Verdict(judgement=_overall(words, len(conditions)), because=because)
+def parametrization_tests(observed: Observations, compared: Sequence[Compared]) -> Tests:
+    """Confirmed: signs and order are those that the form promises. Refuted: a sign is the other one."""
+    if not _is_complete(compared):
+        return {}
+    found = [(each.compare, each.effect) for each in _primary(compared) if each.effect is not None]
+    promised = [effect.above() if compare.of == "sharpen" else effect.below() for compare, effect in found]
+    opposite = [
+        effect.below() if compare.of == "sharpen" else effect.above()
+        for compare, effect in found
+        if compare.against == OWN
+    ]
+    return {"confirmed": all_of(promised), "refuted": one_of(opposite)}
 
 
-WORDS = {
-    "better": "one of sharpen and smooth clearly better than vanilla and the free form",
-    "worse": "both clearly worse than vanilla",
-    "no different": "both no different from vanilla by more than the margin",
-    "undecided": "undecided",
-    "not run": "not run",
-}
-"""What a condition came to, for readers."""
+def parametrization(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
+    """Claim 5: attention itself sharpens or smooths, and more so than that of the same form with free signs."""
+    return _decided(f"change of log(HFC/LFC): {_effects(_primary(compared))}", compared, tests)
 
 
-def _condition(against_vanilla: Sequence[str], is_better: bool) -> str:
-    if is_better:
-        return "better"
-    if all(each == "lower" for each in against_vanilla):
-        return "worse"
-    if all(each == "no difference larger than the margin" for each in against_vanilla):
-        return "no different"
-    return "not run" if all(each == "not run" for each in against_vanilla) else "undecided"
+# --- claim 6 --------------------------------------------------------------------------------------------------------
 
 
-def _overall(words: Mapping[str, int], conditions: int) -> Judgement:
-    judgements: dict[str, Judgement] = {
-        "better": "confirmed",
-        "worse": "refuted",
-        "no different": "no difference larger than the margin",
-        "not run": "not run",
+def vision_tests(observed: Observations, compared: Sequence[Compared]) -> Tests:
+    """Confirmed: in every condition one is better, the other not worse. Refuted: in one condition both are worse."""
+    if not _is_complete(compared):
+        return {}
+    margins = {(each.compare.setting, each.compare.metric): each.compare.margin for each in _primary(compared)}
+    conditions = [(_of(compared, *condition), margins[condition]) for condition in CONDITIONS]
+    return {
+        "confirmed": all_of(
+            one_of(_gain(effects, margin, variant, other) for variant, other in (OURS, OURS[::-1]))
+            for effects, margin in conditions
+        ),
+        "refuted": one_of(all_of(effects[each, "vanilla"].below() for each in OURS) for effects, _ in conditions),
     }
-    for word, judgement in judgements.items():
-        if words.get(word, 0) == conditions:
-            return judgement
-    return "undecided"
 
 
-def language(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
-    """Claim 7: masked-token loss against vanilla at the largest budget; lower is better."""
-    largest = [each for each in compared if each.compare.is_primary]
-    found = {each.compare.of: each.outcome for each in largest if each.compare.against == "vanilla"}
-    against_free = {each.compare.of: each.outcome for each in largest if each.compare.against == "free"}
-    words = _effects(largest)
-    outcomes = set(found.values())
-    if outcomes == {"not run"}:
-        return Verdict(judgement="not run", because=words)
-    if outcomes == {"higher"}:
-        return Verdict(judgement="confirmed", because=words)
-    if any(found[variant] == "lower" and against_free.get(variant) == "lower" for variant in found):
-        return Verdict(judgement="refuted", because=words)
-    if outcomes == {"no difference larger than the margin"}:
-        return Verdict(judgement="no difference larger than the margin", because=words)
-    return Verdict(judgement="undecided", because=words)
+def _gain(effects: Effects, margin: float, variant: str, other: str) -> float:
+    """p-value of one variant being better than both controls, and the other not worse than vanilla by the margin."""
+    gains = [effects[variant, control].above() for control in ("vanilla", "free")]
+    return all_of([*gains, effects[other, "vanilla"].above(-margin)])
 
 
-def baselines_p(observed: Observations) -> float | None:
-    """p-value of the chosen variant being worse than a baseline by the margin: the larger of the two, so of both together."""
-    mine = [compare for compare in AGAINST_BASELINES if compare.of == _ours(observed)]
-    effects = [(paired(observed["runs"], compare), compare.margin) for compare in mine]
-    if any(effect is None for effect, _ in effects):
-        return None
-    return max(inferiority_p(effect, margin) for effect, margin in effects if effect is not None)
+def vision(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
+    """Claim 6: both against vanilla and against the free form, in every condition."""
+    primary = _primary(compared)
+    clear = [each for each in primary if each.outcome in ("higher", "lower")]
+    words = f"of {len(primary)} comparisons, clear by themselves: {_effects(clear) or 'none'}"
+    return _decided(words, compared, tests, is_equal=_is_equal_to_vanilla(primary))
 
 
-def baselines(observed: Observations, compared: Sequence[Compared], own_p: float | None) -> Verdict:
-    """Claim 8: the variant that validation chose is not worse than either baseline by the margin."""
-    ours = _ours(observed)
-    mine = [each for each in compared if each.compare.of == ours]
-    if own_p is None:
-        return Verdict(judgement="not run", because="not every run has finished")
-    effects = "; ".join(f"{each.compare.words} {each.effect}" for each in mine)
-    words = (
-        f"{ours} was chosen on validation images: {effects}; below one of them by the margin or more: p = {own_p:.2g}"
-    )
-    if any(each.outcome == "lower" for each in mine):
-        return Verdict(judgement="refuted", because=words)
-    return Verdict(judgement="confirmed" if own_p <= LEVEL else "undecided", because=words)
+def _is_equal_to_vanilla(primary: Sequence[Compared]) -> bool:
+    """Whether all differences from vanilla are clearly smaller than the margin."""
+    found = [each for each in primary if each.compare.against == "vanilla"]
+    return all(each.effect is not None and is_equivalent(each.effect, each.compare.margin) for each in found)
 
 
-def _ours(observed: Observations) -> str:
+# --- claim 7 --------------------------------------------------------------------------------------------------------
+
+
+def language_tests(observed: Observations, compared: Sequence[Compared]) -> Tests:
+    """Confirmed: both losses are higher than vanilla's. Refuted: one is lower than vanilla's and the free form's."""
+    if not _is_complete(compared):
+        return {}
+    largest = _primary(compared)[0].compare
+    effects = _of(compared, largest.setting, largest.metric)
+    return {
+        "confirmed": all_of(effects[each, "vanilla"].above() for each in OURS),
+        "refuted": one_of(all_of(effects[each, control].below() for control in ("vanilla", "free")) for each in OURS),
+    }
+
+
+def language(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
+    """Claim 7: masked-token loss at the largest budget; lower is better."""
+    primary = _primary(compared)
+    return _decided(_effects(primary), compared, tests, is_equal=_is_equal_to_vanilla(primary))
+
+
+# --- claim 8 --------------------------------------------------------------------------------------------------------
+
+
+def baselines_tests(observed: Observations, compared: Sequence[Compared]) -> Tests:
+    """Confirmed: not worse than either baseline by the margin. Refuted: one of them is better."""
+    mine = [each for each in compared if each.compare.of == _chosen(observed)]
+    if not _is_complete(mine):
+        return {}
+    found = [(each.effect, each.compare.margin) for each in mine if each.effect is not None]
+    return {
+        "confirmed": all_of(effect.above(-margin) for effect, margin in found),
+        "refuted": one_of(effect.below() for effect, _ in found),
+    }
+
+
+def baselines(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
+    """Claim 8: the variant that validation chose, against both baselines."""
+    chosen = _chosen(observed)
+    mine = [each for each in compared if each.compare.of == chosen]
+    return _decided(f"{chosen} was chosen on validation images: {_effects(mine)}", mine, tests)
+
+
+def _chosen(observed: Observations) -> str:
     """Sharpen or smooth, as validation images chose."""
     return str(observed["chosen"][0]["variant"]) if observed.get("chosen") else OURS[0]
