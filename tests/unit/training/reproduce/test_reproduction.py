@@ -24,10 +24,12 @@ from oversmooth.training.reproduce.experiments import (
     DEEP_TUNING,
     DIGITS,
     FOLDS,
+    FRESH,
     MINI_BERT,
     RATES,
     TEXT_TUNING,
     TUNING,
+    TUNINGS,
     runs_of,
 )
 from oversmooth.training.reproduce.materials import INPUTS, Materials, PlannedRun, train_one
@@ -82,8 +84,9 @@ def test_every_comparison_is_of_runs_that_are_made():
 
 def test_folds_are_units_and_a_tuned_variant_runs_at_its_own_rate():
     found = runs_of(DIGITS, ("smooth",), {"digits-rates": {"smooth": 3e-3}, "digits-12-layers-rates": {"smooth": 1e-3}})
-    assert [run.seed for run in found] == list(range(FOLDS))
-    assert all({f"data.fold={run.seed}", "optimizer.learning_rate=0.003"} <= set(run.overrides) for run in found)
+    assert [run.seed for run in found] == [FRESH + fold for fold in range(FOLDS)]
+    for fold, run in enumerate(found):
+        assert {f"data.fold={fold}", f"data.split_seed={FRESH}", "optimizer.learning_rate=0.003"} <= set(run.overrides)
     deep = runs_of(DEEP, ("smooth",), {"digits-rates": {"smooth": 3e-3}})
     assert not any("learning_rate" in word for run in deep for word in run.overrides), "another depth, another rate"
 
@@ -132,6 +135,15 @@ def test_text_chooses_the_rate_with_the_lowest_loss_on_sequences_that_it_does_no
     (run,) = runs_of(MINI_BERT[0], ("smooth",), rates)[:1]
     assert "optimizer.learning_rate=0.003" in run.overrides
     assert not any("tuning_sequences" in word for word in run.overrides)
+
+
+def test_no_run_that_is_judged_shares_its_seed_or_folds_with_one_that_chose_a_rate():
+    choosing = {run for tuned in TUNINGS for run in tuning.rate_runs(tuned, ("vanilla",), is_quick=False).values()}
+    judged = [run for claim in CLAIMS for experiment, variants in claim.needs for run in runs_of(experiment, variants)]
+    assert {run.seed for run in choosing}.isdisjoint(run.seed for run in judged)
+    assert not any("split_seed" in word for run in choosing for word in run.overrides)
+    folded = [run for run in judged if run.recipe == "digits"]
+    assert all(f"data.split_seed={FRESH}" in run.overrides for run in folded)
 
 
 def test_claims_are_chosen_by_name_or_number():

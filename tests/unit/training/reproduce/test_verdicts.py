@@ -32,6 +32,7 @@ def runs(claim: str, levels: dict[str, float], noise: float = 0.001) -> dict:
                 value = levels.get(variant, 0.0) + noise * source.normal()
                 metrics = ("accuracy", "corruption_accuracy", "early_accuracy", "loss", "attention")
                 row = {"setting": experiment.name, "variant": variant, "unit": unit}
+                row |= {"last_cosine": 0.5, "worst_layer": -0.1, "smoothing_layers": 2.0}
                 rows.append(row | dict.fromkeys(metrics, value))
     return {"runs": rows, "chosen": [{"variant": "smooth"}]}
 
