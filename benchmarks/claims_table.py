@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+from training_tables import NO_DIFFERENCE
 
 from oversmooth.training.reproduce.claim import Claim
 from oversmooth.training.reproduce.claims import CLAIMS, FAMILY
@@ -27,6 +28,7 @@ from oversmooth.training.reproduce.experiments import Rates, runs_of
 from oversmooth.training.reproduce.judging import judged
 from oversmooth.training.reproduce.pages import markdown_of, numbers_of
 
+BESIDE = ("cifar10", "mini_bert")
 KEPT = harness.RESULTS / "claims"
 README = harness.ROOT / "README.md"
 BLOCK = re.compile(r"(?<=<!-- claims -->\n).*?(?=<!-- /claims -->)", re.DOTALL)
@@ -107,13 +109,18 @@ def _name(setting: str, variant: str, unit: int) -> str:
 def beside() -> list[str]:
     """The comparisons of the kept tables that have commands of their own, a row each; no verdict rests on them."""
     rows = []
-    for name in ("cifar10", "superglue"):
+    for name in BESIDE:
         path = harness.RESULTS / f"{name}.json"
-        for each in json.loads(path.read_text())["comparisons"] if path.exists() else ():
-            words = each.get("comparison") or f"mean score of {each['family']}, {each['difference']}"
-            rows.append(f"| [{name}](benchmarks/results/{name}.md) | {words} | {each['effect']} | {each['outcome']} |")
-    head = ["", "Beside them, with commands and protocols of their own:", ""]
-    return [*head, "| table | comparison | effect [95%] | outcome |", "|---|---|---|---|", *rows]
+        for each in json.loads(path.read_text()).get("comparisons", ()) if path.exists() else ():
+            cells = (each["comparison"], each["effect"], each["margin"], each["outcome"])
+            rows.append(f"| [{name}](benchmarks/results/{name}.md) | {' | '.join(map(str, cells))} |")
+    head = [
+        "",
+        "Beside them, with commands and protocols of their own, Holm's correction over the four rows of a metric:",
+        "",
+    ]
+    names = ["| table | comparison | effect [95%] | margin | outcome |", "|---|---|---|---|---|"]
+    return [*head, *names, *rows, "", NO_DIFFERENCE]
 
 
 def block() -> str:
@@ -125,9 +132,11 @@ def block() -> str:
         because = found["because"].replace("|", "\\|")
         lines.append(f"| {found['number']}. {found['statement']} | **{found['judgement']}** | {because} |")
     scale, day = manifest["scale"], manifest["started"][:10]
+    runs = len(json.loads((KEPT / "runs.json").read_text()))
     lines += [
         "",
-        f"Scale: {scale}; run on {day}. [The page](benchmarks/results/claims/claims.md) has protocols and effects.",
+        f"Scale: {scale}; run on {day}. [The page](benchmarks/results/claims/claims.md) has protocols and effects; all {runs} runs",
+        "are kept with their [manifests](benchmarks/results/claims/runs.json).",
     ]
     return "\n".join(lines + beside()) + "\n"
 

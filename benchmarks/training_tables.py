@@ -1,5 +1,6 @@
 """Runs of a recipe over variants and seeds, and the table that is made of them."""
 
+import hashlib
 import json
 import statistics
 from collections import Counter
@@ -11,12 +12,14 @@ import harness
 
 from oversmooth.environment.versions import TRAINING, machine, versions
 from oversmooth.training.recipes.manifest import Manifest
+from oversmooth.training.recipes.train import load_recipe
 from oversmooth.training.reproduce.comparisons import BOTH
 from oversmooth.training.reproduce.materials import Materials, PlannedRun, Trained
-from oversmooth.training.reproduce.statistics import holm, outcome, paired_effect
+from oversmooth.training.reproduce.statistics import Effect, holm, outcome, paired_effect
 
 VARIANTS = ("vanilla", "sharpen", "smooth")
 SEEDS = (0, 1, 2)
+NO_DIFFERENCE = "No difference larger than the margin: its 90% interval lies inside."
 PROCESSES = 2
 """Runs at once, each on one thread: small models gain nothing from a second one."""
 Row = dict[str, Any]
@@ -36,14 +39,27 @@ def rows_of(name: str, planned: Sequence[PlannedRun], out: Path, row: Callable[[
     """A row per run. What the kept table or `out` holds with the same settings is not trained again."""
     materials = Materials(out=out, targets=())
     kept = {_settings(each["manifest"]): each for each in kept_table(name).get("rows", ())}
-    missing = [run for run in planned if (run.variant, run.seed, run.overrides) not in kept]
+    missing = [run for run in planned if _planned(run) not in kept]
     materials.train(missing)
-    kept |= {(run.variant, run.seed, run.overrides): row(materials.trained(run)) for run in missing}
-    return [kept[run.variant, run.seed, run.overrides] for run in planned]
+    kept |= {_planned(run): row(materials.trained(run)) for run in missing}
+    return [kept[_planned(run)] for run in planned]
 
 
-def _settings(manifest: Mapping[str, Any]) -> tuple[str, int, tuple[str, ...]]:
-    return manifest["variant"], manifest["seed"], tuple(manifest["overrides"])
+Settings = tuple[str, int, float, str | None]
+"""Variant, seed, share of the data and hash of the recipe with all overrides: the same ones give the same bits."""
+
+
+def _settings(manifest: Mapping[str, Any]) -> Settings:
+    return manifest["variant"], manifest["seed"], manifest["fraction"], manifest.get("recipe_sha256")
+
+
+def _planned(run: PlannedRun) -> Settings:
+    recipe = load_recipe(run.recipe, run.overrides).model_dump(mode="json")
+    return run.variant, run.seed, run.fraction, hash_of(recipe)
+
+
+def hash_of(recipe: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
 
 def row_of(run: Trained) -> Row:
@@ -71,12 +87,12 @@ def row_of(run: Trained) -> Row:
 
 
 def portable(manifest: Manifest, *places: str | None) -> dict[str, Any]:
-    """A run's manifest without the folders of this machine that its recipe and its data lie in."""
+    """A run's manifest without the folders of this machine that its recipe and its data lie in; of the recipe, its hash."""
     text = manifest.model_dump_json(exclude={"recipe"})
     for place in filter(None, places):
         text = text.replace(place, Path(place).name)
     found: dict[str, Any] = json.loads(text)
-    return found
+    return found | {"recipe_sha256": hash_of(manifest.recipe)}
 
 
 # --- what they come to ----------------------------------------------------------------------------------------------
@@ -106,17 +122,28 @@ def regimes(rows: Sequence[Row], variant: str) -> str:
     return ", ".join(f"{count} {name}" for name, count in total.most_common())
 
 
+def effect_of(rows: Sequence[Row], metric: str, of: str, against: str) -> Effect:
+    """Of one variant minus another, over the seeds that have both."""
+    by_seed = [
+        {row["seed"]: row[metric] for row in rows if row["variant"] == variant and row[metric] is not None}
+        for variant in (of, against)
+    ]
+    seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
+    return paired_effect(*([values[seed] for seed in seeds] for values in by_seed))
+
+
 def compared(rows: Sequence[Row], metrics: Sequence[str], margin: float) -> list[Row]:
     """Sharpen and smooth against both controls, seed by seed; corrected over the four of each metric."""
     found = []
     for metric in metrics:
-        effects = [paired_effect(values_of(rows, of, metric), values_of(rows, against, metric)) for of, against in BOTH]
+        effects = [effect_of(rows, metric, of, against) for of, against in BOTH]
         adjusted = holm([effect.p for effect in effects])
         found += [
             {
                 "comparison": f"{metric.replace('_', ' ')} of {of} minus {against}",
                 "effect": str(effect),
                 "p": round(p, 4),
+                "margin": margin,
                 "outcome": outcome(effect, p, margin),
             }
             for (of, against), effect, p in zip(BOTH, effects, adjusted, strict=True)
@@ -124,10 +151,12 @@ def compared(rows: Sequence[Row], metrics: Sequence[str], margin: float) -> list
     return found
 
 
-def comparisons_table(comparisons: Sequence[Row], margin: float) -> list[str]:
+def comparisons_table(comparisons: Sequence[Row]) -> list[str]:
     """Lines of Markdown."""
-    head = ["", f"| comparison | effect [95%] | p (Holm) | outcome (margin {margin}) |", "|---|---|---|---|"]
-    return head + [f"| {' | '.join(map(str, each.values()))} |" for each in comparisons]
+    names = ["comparison", "effect [95%]", "p (Holm over four)", "margin", "outcome"]
+    head = ["", f"| {' | '.join(names)} |", "|---|---|---|---|---|"]
+    rows = [f"| {' | '.join(map(str, each.values()))} |" for each in comparisons]
+    return [*head, *rows, "", NO_DIFFERENCE]
 
 
 def theory_holds(rows: Sequence[Row]) -> dict[str, bool]:
