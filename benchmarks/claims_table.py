@@ -135,8 +135,8 @@ def block() -> str:
     runs = len(json.loads((KEPT / "runs.json").read_text()))
     lines += [
         "",
-        f"Scale: {scale}; run on {day}. [The page](benchmarks/results/claims/claims.md) has protocols and effects; all {runs} runs",
-        "are kept with their [manifests](benchmarks/results/claims/runs.json).",
+        f"Scale: {scale}; run on {day}. [The page](benchmarks/results/claims/claims.md) has protocols and effects; all",
+        f"{runs} runs are kept with their [manifests](benchmarks/results/claims/runs.json).",
     ]
     return "\n".join(lines + beside()) + "\n"
 

@@ -2,9 +2,10 @@
 
 Two families: our mini-bert, from the runs that `oversmooth reproduce` left in REPRODUCTION, and MiniLM with its value maps
 edited. Fixed before the runs: three tasks, their mean score is what counts, a unit is a seed (for mini-bert that of its
-pretraining too), paired within the family against its vanilla, Holm over all comparisons, margin of 0.02; comparisons with
-the free form came later. FOLDER/superglue has the official files, with all examples or a part of them; how many there were is in
-the results. What is scored lies in REPRODUCTION/superglue with the manifests of its runs, and is not fine-tuned again.
+pretraining too), paired within the family against its vanilla, Holm over all comparisons, margin of 0.02; comparisons
+with the free form came later. FOLDER/superglue has the official files, with all examples or a part of them; how many there
+were is in the results. What is scored lies in REPRODUCTION/superglue with the manifests of its runs, and is not fine-tuned
+again.
 
 Known by then: an earlier table, by the same protocol, was seen and taken out because the manifests of its runs had not been
 kept; all of its comparisons were undecided. MiniLM's variants are edits of trained weights against those weights, without a

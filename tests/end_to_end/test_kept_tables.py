@@ -5,8 +5,11 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
+
+from oversmooth.training.reproduce.experiments import DEEP
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -35,7 +38,7 @@ def test_the_table_of_superglue_follows_from_its_runs(script):
     table, (found, page) = script("superglue_table"), kept("superglue")
     comparisons = table.compared(found["rows"])
     assert found["comparisons"] == comparisons
-    assert page == table.page(found["rows"], comparisons, found["examples"])
+    assert page == table.page(found["rows"], comparisons, found)
 
 
 def test_the_table_of_digits_follows_from_its_runs(script):
@@ -43,15 +46,39 @@ def test_the_table_of_digits_follows_from_its_runs(script):
     assert page == table.page(found["rows"])
 
 
-def test_the_readme_tells_where_cosines_of_digits_end(script):
-    tables, (found, _) = script("training_tables"), kept("digits")
-    ends = [tables.mean(found["rows"], variant, "last_cosine") for variant in ("smooth", "sharpen", "vanilla")]
+def test_variants_are_paired_by_seed(script):
+    rows = [
+        {"variant": variant, "seed": seed, "loss": value}
+        for variant, values in {"sharpen": [None, 2.0, 3.5], "vanilla": [1.0, 1.9, 3.0, None]}.items()
+        for seed, value in enumerate(values)
+    ]
+    effect = script("training_tables").effect_of(rows, "loss", "sharpen", "vanilla")
+    assert effect.units == 2
+    assert effect.mean == pytest.approx((0.1 + 0.5) / 2)
+
+
+def test_the_readme_tells_where_cosines_of_digits_end():
+    runs = json.loads((RESULTS / "claims" / "claims.json").read_text())["parametrization"]["observed"]["runs"]
+    ends = [
+        mean(row["last_cosine"] for row in runs if (row["setting"], row["variant"]) == (DEEP.name, variant))
+        for variant in ("smooth", "free", "vanilla", "sharpen")
+    ]
     words = " ".join((ROOT / "README.md").read_text().split())
+    number = r"(-?\d\.\d\d)"
     told = re.search(
-        r"between tokens of ([\d.-]+) when smoothed, ([\d.-]+) when sharpened and ([\d.-]+) without", words
+        rf"between tokens of {number} when smoothed, {number} with free signs in the same form, {number} without the form "
+        rf"and {number} when sharpened",
+        words,
     )
     assert told is not None
     assert [f"{end:.2f}" for end in ends] == list(told.groups())
+
+
+def test_the_table_of_mini_bert_follows_from_its_runs(script):
+    table, (found, page) = script("mini_bert_table"), kept("mini_bert")
+    comparisons = script("training_tables").compared(found["rows"], ("loss",), table.NATS)
+    assert found["comparisons"] == comparisons
+    assert page == table.page(found["rows"], comparisons, table.should_be(found["rows"]))
 
 
 def test_the_table_of_the_measured_scale_follows_from_its_runs(script):
