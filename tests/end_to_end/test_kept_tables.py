@@ -71,7 +71,7 @@ def test_the_readme_tells_where_cosines_of_digits_end():
         words,
     )
     assert told is not None
-    assert [f"{end:.2f}" for end in ends] == list(told.groups())
+    assert [round(end, 2) for end in ends] == [float(number) for number in told.groups()]
 
 
 def test_the_table_of_mini_bert_follows_from_its_runs(script):
