@@ -26,10 +26,10 @@ SMOKE = (
     "anything about the paper."
 )
 RULES = (
-    "Training runs that are judged have seeds and folds that were first used when their rules had been written down. "
-    "Runs with other seeds had been seen before, and so had the numbers of pretrained models (claims 1 to 4); the "
-    "project's docs say what was known when. Clearly: each claim has one test of being confirmed and one of being "
-    "refuted, of everything together that has to hold for it, and in at most 5 of 100 studies would any of them be "
+    "Training runs that are judged have seeds and folds of their own, and none had been looked at when their rules were "
+    "written down. Runs with other seeds had been seen before, and so had the numbers of pretrained models (claims 1 to "
+    "4); the project's docs say what was known when. Clearly: each claim has one test of being confirmed and one of "
+    "being refuted, of everything together that has to hold for it, and in at most 5 of 100 studies would any of them be "
     "wrong, over all claims (Holm; the p of a verdict is corrected for that). Claim 1 has a level of its own, and claims "
     "3 and 4 are counts without a test. The p and the outcome of a single comparison are by themselves, uncorrected; "
     "clear from: the difference that would have been clear at the spread that was seen. No difference larger than the "
