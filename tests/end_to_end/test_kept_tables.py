@@ -74,6 +74,13 @@ def test_the_readme_tells_where_cosines_of_digits_end():
     assert [round(end, 2) for end in ends] == [float(number) for number in told.groups()]
 
 
+def test_the_table_of_mini_bert_follows_from_its_runs(script):
+    table, (found, page) = script("mini_bert_table"), kept("mini_bert")
+    comparisons = script("training_tables").compared(found["rows"], ("loss",), table.NATS)
+    assert found["comparisons"] == comparisons
+    assert page == table.page(found["rows"], comparisons, table.should_be(found["rows"]))
+
+
 def test_the_table_of_the_measured_scale_follows_from_its_runs(script):
     table, (found, page) = script("measured_scale_table"), kept("measured_scale")
     assert page == table.page(found["rows"])
