@@ -144,6 +144,17 @@ def test_the_analysis_is_that_of_the_final_model(sharpened):
         assert ours.plain.rho_dc == pytest.approx(theirs.plain.rho_dc)
 
 
+def test_a_run_without_its_analysis_has_the_same_weights_and_scores(sharpened, tmp_path):
+    words = ("--variant", "sharpen", *SETTINGS, "--seed", 3, "--no-analyze")
+    with one_thread():
+        done = oversmooth("train", "digits", "--out", tmp_path / "run", *words)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "run" / "analysis.json").exists()
+    assert_same_weights(sharpened[0], tmp_path / "run")
+    kept, bare = (json.loads((out / "manifest.json").read_text()) for out in (sharpened[0], tmp_path / "run"))
+    assert kept["results"] == bare["results"]
+
+
 def test_a_picture_of_the_first_batch_is_there(sharpened):
     from PIL import Image
 

@@ -43,6 +43,10 @@ def train(
     fraction: Annotated[float, typer.Option(help="Train on this fraction of every class.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed for weights, data order and augmentation.", min=0)] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in the folder.")] = False,
+    analyze: Annotated[
+        bool,
+        typer.Option(help="Analyse the trained model; without, only its scores and smoothing curves are kept."),
+    ] = True,
     json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Train a model with a recipe: from a seed to an ordinary checkpoint and its analysis."""
@@ -61,6 +65,7 @@ def train(
         fraction=fraction,
         overrides=tuple(set_ or ()),
         resume=resume,
+        analyzes=analyze,
         command=shlex.join(["oversmooth", *sys.argv[1:]]),
         say=lambda line: typer.echo(line, err=True),
     )

@@ -5,7 +5,7 @@ OUT/metrics.jsonl       loss, rate, evaluations and smoothing over steps (`overs
 OUT/running.json        who trains here, while it lasts
 OUT/checkpoints/        to resume from; each is whole or absent
 OUT/model/              ordinary weights (with an average of weights: OUT/model-average/ too)
-OUT/analysis.json       the final Analysis (`oversmooth report OUT/analysis.json`)
+OUT/analysis.json       the final Analysis (`oversmooth report OUT/analysis.json`), unless the request does without
 """
 
 import os
@@ -52,6 +52,8 @@ class RunRequest:
     fraction: float = 1.0
     overrides: Sequence[str] = ()
     resume: bool = False
+    analyzes: bool = True
+    """Whether the trained model is analysed at the end: of use to nobody where only a score is wanted."""
     command: str = ""
     say: Callable[[str], None] = lambda line: None
     """Hears what is inferred from the data before training begins."""
@@ -267,8 +269,8 @@ def _evaluated(job: Job, trainer: Any) -> Numbers:
     return results
 
 
-def _written(job: Job, request: RunRequest, trainer: Any) -> Analysis:
-    """Ordinary weights, their average and the analysis; what a killed run left half done is made again."""
+def _written(job: Job, request: RunRequest, trainer: Any) -> Analysis | None:
+    """Ordinary weights, their average and the analysis that was asked for; what a killed run left half done is made again."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     found = {"model": ordinary(model, request.variant)}
     if trainer.average is not None:
@@ -277,6 +279,8 @@ def _written(job: Job, request: RunRequest, trainer: Any) -> Analysis:
         shutil.rmtree(request.out / name, ignore_errors=True)
         with folder_whole(request.out / name) as partial:
             job.save(each, partial)
+    if not request.analyzes:
+        return None
     analysis = analyze(found["model"], job.probe, what_ifs=WHAT_IFS, command=request.command)
     text = analysis.to_json(indent=1)
     write_whole(request.out / "analysis.json", lambda partial: partial.write_text(text, encoding="utf-8"))

@@ -25,9 +25,9 @@ from oversmooth.measurement.passes import LiveModel, open_live
 from oversmooth.models.opening import open_source
 from oversmooth.output.whole_files import make_folder, require_free
 from oversmooth.results import Analysis, Progress, no_progress
-from oversmooth.training.recipes.manifest import Manifest, read_manifest
+from oversmooth.training.recipes.manifest import Manifest, first_difference, read_manifest
 from oversmooth.training.recipes.runner import WHAT_IFS, RunRequest
-from oversmooth.training.recipes.train import train
+from oversmooth.training.recipes.train import load_recipe, train
 
 Row = dict[str, Any]
 INPUTS = 16
@@ -57,6 +57,8 @@ class PlannedRun:
     """What to train on instead of the recipe's own source."""
     label: str = ""
     """Names the condition, in the name of its folder; without it the recipe does."""
+    analyzes: bool = True
+    """Whether its model is analysed at the end; nobody looks at those of runs that choose a learning rate."""
 
     @property
     def folder(self) -> str:
@@ -70,6 +72,7 @@ class PlannedRun:
         found += ["--fraction", str(self.fraction)] if self.fraction != 1 else []
         for override in self.overrides:
             found += ["--set", override]
+        found += [] if self.analyzes else ["--no-analyze"]
         return [*found, "--out", str(out / self.folder), "--resume"]
 
 
@@ -107,6 +110,7 @@ def train_one(planned: PlannedRun, out: Path) -> str | None:
         fraction=planned.fraction,
         overrides=planned.overrides,
         resume=True,
+        analyzes=planned.analyzes,
         command=shlex.join(["oversmooth", *planned.arguments(Path())]),
     )
     try:
@@ -207,10 +211,19 @@ class Materials:
         manifest = read_manifest(self.out / planned.folder)
         if manifest is None or not manifest.finished:
             return False
-        if tuple(manifest.overrides) != planned.overrides:
-            reason = "it holds a run with other settings than are planned now"
+        recipe = load_recipe(planned.recipe, planned.overrides).model_dump(mode="json")
+        if difference := first_difference(manifest.recipe, recipe):
+            key, was, now = difference
+            reason = f"it holds a run with other settings than are planned now: {key} was {was!r} and would be {now!r}"
             raise NotWritable(str(self.out / planned.folder), reason, "Remove that run, or give a new folder.")
         return True
+
+    def scores(self, planned: PlannedRun) -> Mapping[str, float]:
+        """What the run came to, without the analysis of its model."""
+        self.train([planned])
+        manifest = read_manifest(self.out / planned.folder)
+        assert manifest is not None, "a finished run has one"
+        return manifest.results
 
     def trained(self, planned: PlannedRun) -> Trained:
         """The run, from the disk where it is there; read once, because several claims look at it."""

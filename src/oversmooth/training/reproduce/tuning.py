@@ -23,7 +23,7 @@ def rate_runs(tuning: Experiment, variants: Sequence[str], is_quick: bool) -> di
 
 
 def _named(planned: PlannedRun, rate: float) -> PlannedRun:
-    return replace(planned, label=f"{planned.label}-{rate:g}")
+    return replace(planned, label=f"{planned.label}-{rate:g}", analyzes=False)
 
 
 def chosen_rates(materials: Materials, tuned: Mapping[Experiment, Sequence[str]]) -> Rates:
@@ -36,7 +36,7 @@ def chosen_rates(materials: Materials, tuned: Mapping[Experiment, Sequence[str]]
 
 def _chosen(materials: Materials, tuning: Experiment, runs: Mapping[tuple[str, float], PlannedRun]) -> dict[str, float]:
     there = {key: run for key, run in runs.items() if materials.there([run])}
-    found = {key: materials.trained(run).manifest.results[f"eval_{tuning.score}"] for key, run in there.items()}
+    found = {key: materials.scores(run)[f"eval_{tuning.score}"] for key, run in there.items()}
     materials.validation += [
         {"chosen_by": tuning.name, "variant": variant, "rate": rate, f"validation_{tuning.score}": round(score, 6)}
         for (variant, rate), score in found.items()

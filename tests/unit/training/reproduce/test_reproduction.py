@@ -97,11 +97,10 @@ class Rated(Materials):
     def train(self, planned):
         self.asked = [each.folder for each in planned]
 
-    def trained(self, planned):
+    def scores(self, planned):
         rate = float(planned.overrides[-1].partition("=")[2])
         best = {"sharpen": 1e-3, "smooth": 3e-3}.get(planned.variant, 3e-4)
-        results = {"eval_accuracy": 0.9 - abs(rate - best), "eval_loss": 5.0 + abs(rate - best)}
-        return SimpleNamespace(manifest=SimpleNamespace(results=results))
+        return {"eval_accuracy": 0.9 - abs(rate - best), "eval_loss": 5.0 + abs(rate - best)}
 
 
 def test_every_variant_gets_the_rate_that_its_validation_images_prefer(tmp_path):
@@ -158,20 +157,28 @@ def test_claims_are_chosen_by_name_or_number():
 
 def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
     asked = []
-    planned = PlannedRun(recipe="digits", variant="smooth", seed=1, fraction=0.5, overrides=("a.b=1",), label="half")
+    overrides = ("model.depth=3",)
+    planned = PlannedRun(recipe="digits", variant="smooth", seed=1, fraction=0.5, overrides=overrides, label="half")
     materials = Materials(out=tmp_path, targets=(), train_all=lambda planned, out, progress: asked.extend(planned))
     materials.train([planned, planned])
     folder = str(tmp_path / "runs/half-smooth-seed1")
-    words = "train digits --variant smooth --seed 1 --fraction 0.5 --set a.b=1 --out"
+    words = "train digits --variant smooth --seed 1 --fraction 0.5 --set model.depth=3 --out"
     assert asked == [planned]
     assert planned.arguments(tmp_path) == [*words.split(), folder, "--resume"]
-    manifest = SimpleNamespace(finished=True, overrides=["a.b=1"])
+    manifest = SimpleNamespace(finished=True, recipe=load_recipe("digits", overrides).model_dump(mode="json"))
     monkeypatch.setattr("oversmooth.training.reproduce.materials.read_manifest", lambda folder: manifest)
     materials.train([planned])
     assert len(asked) == 1
-    manifest.overrides = ["a.b=2"]
-    with pytest.raises(NotWritable, match="a run with other settings"):
+    manifest.recipe["model"]["depth"] = 4  # as if the recipe had changed since, with the same overrides
+    with pytest.raises(NotWritable, match=r"a run with other settings.*: model.depth was 4 and would be 3"):
         materials.train([planned])
+
+
+def test_runs_that_choose_a_rate_are_not_analysed_and_all_others_are(tmp_path):
+    choosing = [run for tuned in TUNINGS for run in tuning.rate_runs(tuned, ("vanilla",), is_quick=False).values()]
+    judged = [run for claim in CLAIMS for experiment, variants in claim.needs for run in runs_of(experiment, variants)]
+    assert all("--no-analyze" in run.arguments(tmp_path) for run in choosing)
+    assert not any("--no-analyze" in run.arguments(tmp_path) for run in judged)
 
 
 def test_without_training_what_is_missing_counts_as_not_run(tmp_path):
