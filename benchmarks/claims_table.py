@@ -26,7 +26,7 @@ from oversmooth.training.reproduce.claim import Claim
 from oversmooth.training.reproduce.claims import CLAIMS, FAMILY
 from oversmooth.training.reproduce.experiments import Rates, runs_of
 from oversmooth.training.reproduce.judging import judged
-from oversmooth.training.reproduce.pages import markdown_of, numbers_of
+from oversmooth.training.reproduce.pages import counted, markdown_of, numbers_of
 
 BESIDE = ("cifar10", "mini_bert")
 KEPT = harness.RESULTS / "claims"
@@ -127,7 +127,8 @@ def block() -> str:
     """One row per claim, in the words of the verdicts themselves, and what stands beside them."""
     claims = json.loads((KEPT / "claims.json").read_text())
     manifest = json.loads((KEPT / "manifest.json").read_text())
-    lines = ["| claim | verdict | because |", "|---|---|---|"]
+    lines = [counted([found["judgement"] for found in claims.values()]), ""]
+    lines += ["| claim | verdict | because |", "|---|---|---|"]
     for found in claims.values():
         because = found["because"].replace("|", "\\|")
         lines.append(f"| {found['number']}. {found['statement']} | **{found['judgement']}** | {because} |")

@@ -57,10 +57,11 @@ class Compared:
         return {
             "comparison": self.compare.words,
             "effect": None if effect is None else round(effect.mean, 4),
-            "interval": "" if effect is None else f"[{effect.low:+.4f}, {effect.high:+.4f}]",
+            "low": None if effect is None else round(effect.low, 4),
+            "high": None if effect is None else round(effect.high, 4),
             "margin": self.compare.margin,
             "units": 0 if effect is None else effect.units,
-            "p": None if effect is None else round(effect.p, 4),
+            "p": None if effect is None else float(f"{effect.p:.2g}"),
             "clear_from": None if effect is None else round(effect.clear_from, 4),
             "counts": "primary" if self.compare.is_primary else "beside it",
             "outcome": self.outcome,

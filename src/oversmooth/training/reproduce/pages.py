@@ -6,6 +6,7 @@ from typing import Any
 
 from oversmooth.output.report.blocks import Block, Items, Page, Section, Strip, StripItem, Words, table_of
 from oversmooth.training.reproduce.claim import Claim, Finding, Observations
+from oversmooth.training.reproduce.effects_plot import effects_plot
 from oversmooth.training.reproduce.materials import Row
 
 TONES = {
@@ -28,15 +29,18 @@ SMOKE = (
 RULES = (
     "Training runs that are judged have seeds and folds of their own, and none had been looked at when their rules were "
     "written down. Runs with other seeds had been seen before, and so had the numbers of pretrained models (claims 1 to "
-    "4); the project's docs say what was known when. Clearly: each claim has one test of being confirmed and one of "
-    "being refuted, of everything together that has to hold for it, and in at most 5 of 100 studies would any of them be "
-    "wrong, over all claims (Holm; the p of a verdict is corrected for that). Claim 1 has a level of its own, and claims "
-    "3 and 4 are counts without a test. The p and the outcome of a single comparison are by themselves, uncorrected; "
-    "clear from: the difference that would have been clear at the spread that was seen. No difference larger than the "
-    "margin is a finding too: both one-sided tests at 5%, that is, the 90% interval inside the margin. Intervals shown "
-    "are 95%, by Student's t over paired units. Folds of digits share training images: their errors are larger by what "
-    "Nadeau and Bengio's correction says."
+    "4); the project's docs say what was known when.",
+    "Clearly: each claim has one test of being confirmed and one of being refuted, of everything together that has to hold "
+    "for it, and in at most 5 of 100 studies would any of them be wrong, over all claims (Holm; the p of a verdict is "
+    "corrected for that). Claim 1 has a level of its own, and claims 3 and 4 are counts without a test.",
+    "The p and the outcome of a single comparison are by themselves, uncorrected. Clear from: the difference that would "
+    "have been clear at the spread that was seen.",
+    "No difference larger than the margin is a finding too: both one-sided tests at 5%, that is, the 90% interval inside "
+    "the margin.",
+    "Intervals shown are 95%, by Student's t over paired units. Folds of digits share training images: their errors are "
+    "larger by what Nadeau and Bengio's correction says.",
 )
+"""How to read the verdicts and the numbers."""
 SHOWN = ("comparison", "effect", "interval", "margin", "units", "p", "clear_from", "outcome", "separates")
 COUNTS = {"primary": "What decides", "beside it": "Beside it: where differences come from, and trends"}
 """Tables of comparisons, by what they count for."""
@@ -46,6 +50,12 @@ WEIGHTS = (
     "survey/ layer by layer."
 )
 Findings = Mapping[str, Finding]
+
+
+def counted(judgements: Sequence[str]) -> str:
+    """How many claims came to what, in a sentence."""
+    words = ", ".join(f"{judgements.count(word)} {word}" for word in TONES if word in judgements)
+    return f"Of {len(judgements)} claim{'s' * (len(judgements) != 1)}: {words}."
 
 
 def numbers_of(
@@ -70,7 +80,9 @@ def numbers_of(
 def markdown_of(claims: Sequence[Claim], findings: Findings, is_quick: bool) -> str:
     """The summary first, then every claim with its protocol, its comparisons, and what it does not show."""
     files = "Numbers: [claims.json](claims.json). How they came about: [manifest.json](manifest.json)."
-    lines = ["# The paper's claims, checked", "", SMOKE if is_quick else SCALED_DOWN, "", RULES, "", files, ""]
+    lines = ["# The paper's claims, checked", "", SMOKE if is_quick else SCALED_DOWN, ""]
+    lines += [*(f"- {rule}" for rule in RULES), "", files, ""]
+    lines += [counted([findings[claim.name].verdict.judgement for claim in claims]), ""]
     lines += ["| claim | verdict | because |", "|---|---|---|"]
     for claim in claims:
         verdict = findings[claim.name].verdict
@@ -101,10 +113,14 @@ def _each_table_once(claims: Sequence[Claim], findings: Findings) -> Iterator[tu
 def _comparisons(finding: Finding) -> Iterator[tuple[str, list[Row]]]:
     """Those that decide, then the others; without columns that say nothing."""
     for counts, title in COUNTS.items():
-        rows = [row for row in finding.compared if row["counts"] == counts]
+        rows = [row | {"interval": _interval(row)} for row in finding.compared if row["counts"] == counts]
         names = [name for name in SHOWN if any(row[name] not in ("", None) for row in rows)]
         if rows:
             yield title, [{name: row[name] for name in names} for row in rows]
+
+
+def _interval(row: Row) -> str:
+    return "" if row["low"] is None else f"[{row['low']:+.4f}, {row['high']:+.4f}]"
 
 
 def _facts(claim: Claim) -> list[str]:
@@ -136,8 +152,6 @@ def _cell(value: object) -> str:
 def page_of(claims: Sequence[Claim], findings: Findings, facts: Mapping[str, str], is_quick: bool) -> Page:
     """The verdicts at a glance, then a section per claim."""
     verdicts = {claim.name: findings[claim.name].verdict for claim in claims}
-    counts = {word: sum(verdict.judgement == word for verdict in verdicts.values()) for word in TONES}
-    words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     strip = Strip(
         label="Verdicts",
         items=tuple(
@@ -152,13 +166,13 @@ def page_of(claims: Sequence[Claim], findings: Findings, facts: Mapping[str, str
     )
     first = Section(
         id="summary",
-        blocks=(Words(text=SMOKE if is_quick else _plain(SCALED_DOWN), kind="note"), strip, Words(text=RULES)),
+        blocks=(Words(text=SMOKE if is_quick else _plain(SCALED_DOWN), kind="note"), strip, Items(items=RULES)),
     )
     smoke = "A smoke check, no evidence. " if is_quick else ""
     return Page(
         title="oversmooth: the paper's claims",
         eyebrow="Setting the Record Straight on Transformer Oversmoothing (arXiv 2401.04301)",
-        verdict=f"{smoke}Of {len(claims)} claim{'s' * (len(claims) != 1)}: {words}.",
+        verdict=f"{smoke}{counted([verdict.judgement for verdict in verdicts.values()])}",
         facts=tuple(facts.items()),
         sections=(first, *(_section(claim, finding) for claim, finding in _each_table_once(claims, findings))),
         footer="Made by oversmooth. This page needs no network and sends nothing anywhere.",
@@ -171,6 +185,7 @@ def _spaced(rows: Sequence[Row]) -> list[Row]:
 
 def _section(claim: Claim, finding: Finding) -> Section:
     blocks: list[Block] = [Words(text=f"{finding.verdict.judgement}: {finding.verdict.because}.", mark="observed")]
+    blocks += effects_plot(f"effects-{claim.number}", [row for row in finding.compared if row["counts"] == "primary"])
     for order, (title, rows) in enumerate(_comparisons(finding)):
         blocks += [Words(text=f"{title}:"), table_of(f"claim-{claim.number}-{order}", title, _spaced(rows))]
     if finding.by_model:

@@ -59,19 +59,30 @@ def parametrization_tests(observed: Observations, compared: Sequence[Compared]) 
     """Confirmed: signs and order are those that the form promises. Refuted: a sign is the other one."""
     if not _is_complete(compared):
         return {}
-    found = [(each.compare, each.effect) for each in _primary(compared) if each.effect is not None]
-    promised = [effect.above() if compare.of == "sharpen" else effect.below() for compare, effect in found]
-    opposite = [
-        effect.below() if compare.of == "sharpen" else effect.above()
-        for compare, effect in found
-        if compare.against == OWN
+    opposite = [p for each, p in _by_promise(compared, is_kept=False) if each.compare.against == OWN]
+    return {"confirmed": all_of(p for _, p in _by_promise(compared, is_kept=True)), "refuted": one_of(opposite)}
+
+
+def _by_promise(compared: Sequence[Compared], *, is_kept: bool) -> list[tuple[Compared, float]]:
+    """Every comparison that was run with the p-value of the sign that the form promises, or of the other one."""
+    return [
+        (each, each.effect.above() if (each.compare.of == "sharpen") == is_kept else each.effect.below())
+        for each in _primary(compared)
+        if each.effect is not None
     ]
-    return {"confirmed": all_of(promised), "refuted": one_of(opposite)}
 
 
 def parametrization(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
     """Claim 5: attention itself sharpens or smooths, and more so than that of the same form with free signs."""
-    return _decided(f"change of log(HFC/LFC): {_effects(_primary(compared))}", compared, tests)
+    promised = _by_promise(compared, is_kept=True)
+    unclear = [each for each, p in promised if p > LEVEL]
+    words = (
+        f"of {len(promised)} changes of log(HFC/LFC) whose sign the form promises, {len(promised) - len(unclear)} have it "
+        f"clearly, each by itself"
+    )
+    if unclear:
+        words += f"; in the way: {_effects(unclear)}"
+    return _decided(words, compared, tests)
 
 
 # --- claim 6 --------------------------------------------------------------------------------------------------------

@@ -270,7 +270,7 @@ def test_the_commands_of_the_papers_scale_are_understood_by_the_command_line(cla
 
 
 def test_the_pages_show_verdicts_comparisons_and_escape_what_they_are_given():
-    row = {"comparison": "a|b", "effect": 0.5, "interval": "[+0.4, +0.6]", "margin": 0.02, "units": 5, "p": 0.01}
+    row = {"comparison": "a|b", "effect": 0.5, "low": 0.4, "high": 0.6, "margin": 0.02, "units": 5, "p": 0.01}
     finding = Finding(
         verdict=Verdict(judgement="refuted", because="<script>alert(1)</script> | decided"),
         compared=(
@@ -286,10 +286,12 @@ def test_the_pages_show_verdicts_comparisons_and_escape_what_they_are_given():
     assert "| higher |" in decides
     assert "separates" not in decides, "a column that says nothing"
     assert "| undecided | size |" in beside
+    assert "| [+0.4000, +0.6000] |" in decides
     assert "Does not show" in text
     page = render(page_of(CLAIMS[:1], findings, {"command": "oversmooth reproduce 1"}, is_quick=False))
     assert "Of 1 claim: 1 refuted." in page
     assert "<script>alert(1)" not in page
+    assert "Effects and 95% intervals of 1 comparisons, 1 of them clear" in page, "of those that decide"
 
 
 def test_every_judgement_has_a_colour():

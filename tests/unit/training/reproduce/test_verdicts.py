@@ -51,6 +51,17 @@ def test_the_parametrization_has_to_have_both_signs_and_the_order(levels, judgem
     assert verdict("parametrization", runs("parametrization", levels)).judgement == judgement
 
 
+def test_what_stands_in_the_way_of_the_parametrization_is_named():
+    because = verdict(
+        "parametrization", runs("parametrization", {"sharpen": 1.0, "smooth": -1.0, "free": -2.0})
+    ).because
+    counted, _, in_the_way = because.partition("; in the way: ")
+    assert counted.startswith("of 8 changes of log(HFC/LFC) whose sign the form promises, 6 have it clearly")
+    assert in_the_way.count("attention of smooth minus free") == 2, "on digits and on text"
+    assert "sharpen" not in in_the_way
+    assert "in the way" not in verdict("parametrization", runs("parametrization", {"sharpen": 1, "smooth": -1})).because
+
+
 @pytest.mark.parametrize(
     ("levels", "judgement"),
     [
@@ -183,10 +194,7 @@ def test_where_nothing_differs_at_most_five_of_a_hundred_reproductions_come_to_a
 def test_folds_are_judged_with_the_correction_and_seeds_without():
     observed = runs("parametrization", {"sharpen": 1.0}, 0.5)
     found = judged([BY_NAME["parametrization"]], {"parametrization": observed}, FAMILY)["parametrization"]
-    widths = {}
-    for row in found.compared:
-        low, high = (float(end) for end in row["interval"].strip("[]").split(", "))
-        widths[row["comparison"]] = high - low
+    widths = {row["comparison"]: row["high"] - row["low"] for row in found.compared}
     for compare in BY_NAME["parametrization"].compares:
         values = {
             variant: [
