@@ -128,10 +128,9 @@ def block() -> str:
     claims = json.loads((KEPT / "claims.json").read_text())
     manifest = json.loads((KEPT / "manifest.json").read_text())
     lines = [counted([found["judgement"] for found in claims.values()]), ""]
-    lines += ["| claim | verdict | because |", "|---|---|---|"]
+    lines += ["| claim | verdict | found |", "|---|---|---|"]
     for found in claims.values():
-        because = found["because"].replace("|", "\\|")
-        lines.append(f"| {found['number']}. {found['statement']} | **{found['judgement']}** | {because} |")
+        lines.append(f"| {found['number']}. {found['statement']} | **{found['judgement']}** | {found['brief']} |")
     scale, day = manifest["scale"], manifest["started"][:10]
     runs = len(json.loads((KEPT / "runs.json").read_text()))
     lines += [

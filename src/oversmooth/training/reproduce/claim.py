@@ -71,10 +71,13 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The judgement of one claim and the sentence of numbers that it rests on."""
+    """The judgement of one claim and the numbers that it rests on."""
 
     judgement: Judgement
+    brief: str
+    """In a few words, for a card."""
     because: str
+    """In a sentence that has them all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,7 @@ def numbers_of(
             "statement": claim.statement,
             "protocol": claim.protocol,
             "judgement": findings[claim.name].verdict.judgement,
+            "brief": findings[claim.name].verdict.brief,
             "because": findings[claim.name].verdict.because,
             "compared": list(findings[claim.name].compared),
             "observed": {name: list(rows) for name, rows in observed[claim.name].items()},
@@ -83,11 +84,11 @@ def markdown_of(claims: Sequence[Claim], findings: Findings, is_quick: bool) -> 
     lines = ["# The paper's claims, checked", "", SMOKE if is_quick else SCALED_DOWN, ""]
     lines += [*(f"- {rule}" for rule in RULES), "", files, ""]
     lines += [counted([findings[claim.name].verdict.judgement for claim in claims]), ""]
-    lines += ["| claim | verdict | because |", "|---|---|---|"]
+    lines += ["| claim | verdict | found |", "|---|---|---|"]
     for claim in claims:
         verdict = findings[claim.name].verdict
         statement = f"{claim.number} {claim.name}: {claim.statement}"
-        lines.append(f"| {_cell(statement)} | **{verdict.judgement}** | {_cell(verdict.because)} |")
+        lines.append(f"| {_cell(statement)} | **{verdict.judgement}** | {_cell(verdict.brief)} |")
     for claim, finding in _each_table_once(claims, findings):
         lines += ["", f"## {claim.number}. {claim.statement}", ""]
         lines += [f"**{finding.verdict.judgement}**: {finding.verdict.because}.", ""]
@@ -159,7 +160,7 @@ def page_of(claims: Sequence[Claim], findings: Findings, facts: Mapping[str, str
                 title=f"{claim.number} {claim.name}",
                 word=verdicts[claim.name].judgement,
                 tone=TONES[verdicts[claim.name].judgement],
-                lines=(claim.statement, f"Found: {verdicts[claim.name].because}"),
+                lines=(claim.statement, f"Found: {verdicts[claim.name].brief}."),
             )
             for claim in claims
         ),

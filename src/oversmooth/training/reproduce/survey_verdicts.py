@@ -49,14 +49,15 @@ def similarity(observed: Observations, compared: Sequence[Compared], tests: Test
     models = directions(observed)
     up, down = (sum(way == sign for way, _, _ in models.values()) for sign in (1, -1))
     count = f"{len(models)} model{'s' * (len(models) != 1)}"
+    brief = f"rises in {up}, falls in {down} of {count}"
     words = f"similarity clearly rises in {up} and clearly falls in {down} of {count}"
     if up and down:
-        return Verdict(judgement="confirmed", because=words)
+        return Verdict(judgement="confirmed", brief=brief, because=words)
     if not models or max(up, down) < len(models):
-        return Verdict(judgement="undecided", because=words)
+        return Verdict(judgement="undecided", brief=brief, because=words)
     others = 1 - LEVEL ** (1 / len(models))
     words += f"; so many leave room for up to {others:.0%} of such models that go the other way (95%)"
-    return Verdict(judgement="refuted" if others <= MOST_OTHERS else "undecided", because=words)
+    return Verdict(judgement="refuted" if others <= MOST_OTHERS else "undecided", brief=brief, because=words)
 
 
 def advantages(rows: Sequence[Row], rung: str = "rung_0") -> dict[str, float]:
@@ -105,7 +106,7 @@ def eigenvalue(observed: Observations, compared: Sequence[Compared], tests: Test
     values = list(advantages(_with_both_kinds(observed)).values())
     if not tests:
         reason = "no pretrained model with layers that smooth and layers that sharpen was at hand"
-        return Verdict(judgement="undecided" if _pretrained(observed) else "not run", because=reason)
+        return Verdict(judgement="undecided" if _pretrained(observed) else "not run", brief=reason, because=reason)
     average = mean(values)
     ranks = list(correlations(_pretrained(observed)).values())
     rank = (
@@ -121,10 +122,9 @@ def eigenvalue(observed: Observations, compared: Sequence[Compared], tests: Test
         f"answer gets right: {average:+.2f} on average over {count} (p = {tests['confirmed']:.2g} for confirmed, "
         f"{tests['refuted']:.2g} for refuted){rank}"
     )
-    for judgement in ("confirmed", "refuted"):
-        if tests[judgement] <= LEVEL:
-            return Verdict(judgement=judgement, because=words)
-    return Verdict(judgement="undecided", because=words)
+    clear = (judgement for judgement in ("confirmed", "refuted") if tests[judgement] <= LEVEL)
+    brief = f"share of layers right, minus that of the majority answer: {average:+.2f} ({len(values)} models)"
+    return Verdict(judgement=next(clear, "undecided"), brief=brief, because=words)
 
 
 def skip(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
@@ -143,12 +143,13 @@ def skip(observed: Observations, compared: Sequence[Compared], tests: Tests) -> 
         f"more alike without the attention skips in {alike['attention']} of {len(models)} models, without both skips of "
         f"every block in {alike['block']}"
     )
+    against = sum(regimes[regime] for regime in AGAINST_THE_SKIP)
+    brief = f"without it, {regimes['smoothing']} of {total} layers smooth, {against} do not, the others are undecided"
     if not total:
-        return Verdict(judgement="not run", because=words)
+        return Verdict(judgement="not run", brief=brief, because=words)
     if regimes["smoothing"] == total:
-        return Verdict(judgement="theorem, checked", because=words)
-    is_against = any(regimes[regime] for regime in AGAINST_THE_SKIP)
-    return Verdict(judgement="refuted" if is_against else "undecided", because=words)
+        return Verdict(judgement="theorem, checked", brief=brief, because=words)
+    return Verdict(judgement="refuted" if against else "undecided", brief=brief, because=words)
 
 
 KINDS = {"pretrained": "pretrained models", "trained": "models trained here"}
@@ -184,9 +185,9 @@ def norm_signs(observed: Observations, compared: Sequence[Compared], tests: Test
         f"exponent of {moved} by more than {EXPONENT_MOVES} and the regime of {changed}"
     )
     words += _with_positive_norms(observed.get("trained", ()))
-    if not rows:
-        return Verdict(judgement="undecided", because=words)
-    return Verdict(judgement="confirmed" if changed else "undecided" if moved else "refuted", because=words)
+    brief = f"made positive, they change the regime of {changed} of the {len(rows)} layers that have negative ones"
+    judgement = "confirmed" if changed else "undecided" if moved or not rows else "refuted"
+    return Verdict(judgement=judgement, brief=brief, because=words)
 
 
 def _with_positive_norms(runs: Sequence[Row]) -> str:

@@ -6,7 +6,7 @@ says: the largest where all have to hold, the smallest times their number where 
 
 from collections.abc import Mapping, Sequence
 
-from oversmooth.training.reproduce.claim import Compared, Observations, Tests, Verdict
+from oversmooth.training.reproduce.claim import Compared, Judgement, Observations, Tests, Verdict
 from oversmooth.training.reproduce.comparisons import CONDITIONS, OWN
 from oversmooth.training.reproduce.statistics import LEVEL, Effect, all_of, is_equivalent, one_of
 from oversmooth.training.reproduce.tuning import OURS
@@ -33,23 +33,31 @@ def _of(compared: Sequence[Compared], setting: str, metric: str) -> Effects:
     }
 
 
-def _decided(because: str, compared: Sequence[Compared], tests: Tests, *, is_equal: bool = False) -> Verdict:
+def _decided(
+    brief: str, because: str, compared: Sequence[Compared], tests: Tests, *, is_equal: bool = False
+) -> Verdict:
     """What the corrected p-values come to."""
     primary = _primary(compared)
     if not any(each.effect for each in primary):
-        return Verdict(judgement="not run", because="no run has finished")
+        reason = "no run has finished"
+        return Verdict(judgement="not run", brief=reason, because=reason)
     if not tests:
-        return Verdict(judgement="undecided", because=f"{because}; not every run has finished")
+        return Verdict(judgement="undecided", brief=brief, because=f"{because}; not every run has finished")
     because += f"; p = {tests['confirmed']:.2g} for confirmed, {tests['refuted']:.2g} for refuted"
-    if tests["confirmed"] <= LEVEL:
-        return Verdict(judgement="confirmed", because=because)
-    if tests["refuted"] <= LEVEL:
-        return Verdict(judgement="refuted", because=because)
-    return Verdict(judgement="no difference larger than the margin" if is_equal else "undecided", because=because)
+    otherwise: Judgement = "no difference larger than the margin" if is_equal else "undecided"
+    clear = (judgement for judgement in ("confirmed", "refuted") if tests[judgement] <= LEVEL)
+    return Verdict(judgement=next(clear, otherwise), brief=brief, because=because)
 
 
 def _effects(compared: Sequence[Compared]) -> str:
     return "; ".join(f"{each.compare.words} {each.effect}" for each in compared if each.effect)
+
+
+def _pairs(compared: Sequence[Compared]) -> str:
+    """Effects that share a metric and a setting, by what is compared alone."""
+    return ", ".join(
+        f"{each.compare.of} minus {each.compare.against} {each.effect}" for each in compared if each.effect
+    )
 
 
 # --- claim 5 --------------------------------------------------------------------------------------------------------
@@ -76,13 +84,11 @@ def parametrization(observed: Observations, compared: Sequence[Compared], tests:
     """Claim 5: attention itself sharpens or smooths, and more so than that of the same form with free signs."""
     promised = _by_promise(compared, is_kept=True)
     unclear = [each for each, p in promised if p > LEVEL]
-    words = (
-        f"of {len(promised)} changes of log(HFC/LFC) whose sign the form promises, {len(promised) - len(unclear)} have it "
-        f"clearly, each by itself"
-    )
+    kept = len(promised) - len(unclear)
+    words = f"of {len(promised)} changes of log(HFC/LFC) whose sign the form promises, {kept} have it clearly, each by itself"
     if unclear:
         words += f"; in the way: {_effects(unclear)}"
-    return _decided(words, compared, tests)
+    return _decided(f"{kept} of {len(promised)} signs that it promises are clear", words, compared, tests)
 
 
 # --- claim 6 --------------------------------------------------------------------------------------------------------
@@ -114,7 +120,8 @@ def vision(observed: Observations, compared: Sequence[Compared], tests: Tests) -
     primary = _primary(compared)
     clear = [each for each in primary if each.outcome in ("higher", "lower")]
     words = f"of {len(primary)} comparisons, clear by themselves: {_effects(clear) or 'none'}"
-    return _decided(words, compared, tests, is_equal=_is_equal_to_vanilla(primary))
+    brief = f"{len(clear)} of {len(primary)} comparisons are clear by themselves"
+    return _decided(brief, words, compared, tests, is_equal=_is_equal_to_vanilla(primary))
 
 
 def _is_equal_to_vanilla(primary: Sequence[Compared]) -> bool:
@@ -141,7 +148,8 @@ def language_tests(observed: Observations, compared: Sequence[Compared]) -> Test
 def language(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
     """Claim 7: masked-token loss at the largest budget; lower is better."""
     primary = _primary(compared)
-    return _decided(_effects(primary), compared, tests, is_equal=_is_equal_to_vanilla(primary))
+    brief = f"loss of {_pairs([each for each in primary if each.compare.against == 'vanilla'])}"
+    return _decided(brief, _effects(primary), compared, tests, is_equal=_is_equal_to_vanilla(primary))
 
 
 # --- claim 8 --------------------------------------------------------------------------------------------------------
@@ -163,7 +171,8 @@ def baselines(observed: Observations, compared: Sequence[Compared], tests: Tests
     """Claim 8: the variant that validation chose, against both baselines."""
     chosen = _chosen(observed)
     mine = [each for each in compared if each.compare.of == chosen]
-    return _decided(f"{chosen} was chosen on validation images: {_effects(mine)}", mine, tests)
+    because = f"{chosen} was chosen on validation images: {_effects(mine)}"
+    return _decided(f"accuracy of {_pairs(mine)}", because, mine, tests)
 
 
 def _chosen(observed: Observations) -> str:

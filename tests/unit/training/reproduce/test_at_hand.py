@@ -61,7 +61,7 @@ def test_nothing_at_hand_and_no_parquet_are_no_table(materials, tmp_path, monkey
 
 
 def test_the_pages_show_the_table_beside_the_verdict(materials):
-    verdict = Verdict(judgement="undecided", because="of numbers")
+    verdict = Verdict(judgement="undecided", brief="numbers", because="of numbers")
     findings = {CLAIMS[0].name: Finding(verdict=verdict, weights=tuple(at_hand.weights_at_hand(materials)))}
     text = markdown_of(CLAIMS[:1], findings, is_quick=False)
     assert "| model | kind | models | layers | sharpening share | smoothing share | mean tendency |" in text
@@ -72,7 +72,7 @@ def test_the_pages_show_the_table_beside_the_verdict(materials):
 
 
 def test_a_table_that_two_claims_share_is_shown_once(materials):
-    verdict = Verdict(judgement="undecided", because="of numbers")
+    verdict = Verdict(judgement="undecided", brief="numbers", because="of numbers")
     weights = tuple(at_hand.weights_at_hand(materials))
     findings = {claim.name: Finding(verdict=verdict, weights=weights) for claim in CLAIMS[:2]}
     assert markdown_of(CLAIMS[:2], findings, is_quick=False).count("| digits-12-layers-free |") == 1

@@ -272,7 +272,7 @@ def test_the_commands_of_the_papers_scale_are_understood_by_the_command_line(cla
 def test_the_pages_show_verdicts_comparisons_and_escape_what_they_are_given():
     row = {"comparison": "a|b", "effect": 0.5, "low": 0.4, "high": 0.6, "margin": 0.02, "units": 5, "p": 0.01}
     finding = Finding(
-        verdict=Verdict(judgement="refuted", because="<script>alert(1)</script> | decided"),
+        verdict=Verdict(judgement="refuted", brief="<b>few</b> words", because="<script>alert(1)</script> | decided"),
         compared=(
             row | {"clear_from": 0.2, "counts": "beside it", "outcome": "undecided", "separates": "size"},
             row | {"clear_from": 0.2, "counts": "primary", "outcome": "higher", "separates": ""},
