@@ -22,6 +22,7 @@ from typing import Any
 import harness
 from training_tables import NO_DIFFERENCE
 
+from oversmooth.training.recipes.manifest import first_difference
 from oversmooth.training.reproduce.claim import Claim
 from oversmooth.training.reproduce.claims import CLAIMS, FAMILY
 from oversmooth.training.reproduce.experiments import Rates, runs_of
@@ -90,12 +91,16 @@ def _still_planned(
         rows = {_key(row): row for row in observed[claim.name].get("runs", ())}
         for experiment, run in planned:
             key, name = (experiment.name, run.variant, run.seed), Path(run.folder).name
-            if key in known and old_runs.get(name, {}).get("overrides") == list(run.overrides):
+            if key in known and name in old_runs and not first_difference(_settings(old_runs[name]), run.settings):
                 rows[key], taken[name] = known[key], old_runs[name]
         if "runs" in observed[claim.name]:
             order = [(experiment.name, run.variant, run.seed) for experiment, run in planned]
             observed[claim.name]["runs"] = [rows[key] for key in dict.fromkeys(order) if key in rows]
     return taken
+
+
+def _settings(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {"fraction": manifest["fraction"], **manifest["recipe"]}
 
 
 def _key(row: dict[str, Any]) -> tuple[str, str, int]:
@@ -116,7 +121,7 @@ def beside() -> list[str]:
             rows.append(f"| [{name}](benchmarks/results/{name}.md) | {' | '.join(map(str, cells))} |")
     head = [
         "",
-        "Beside them, with commands and protocols of their own, Holm's correction over the four rows of a metric:",
+        "Beside them, with commands and protocols of their own, Holm's correction over the rows of a table:",
         "",
     ]
     names = ["| table | comparison | effect [95%] | margin | outcome |", "|---|---|---|---|---|"]

@@ -29,7 +29,7 @@ def page(rows: Sequence[Row]) -> str:
     for variant in VARIANTS:
         cells = [spread(rows, variant, name) for name in ("accuracy", "last_cosine", "last_hfc_lfc")]
         lines.append(f"| {variant} | {' | '.join(cells)} | {regimes(rows, variant)} |")
-    return "\n".join(lines + holds_table("what the theory says", theory_holds(rows))) + "\n"
+    return "\n".join(lines + holds_table("what should be so", theory_holds(rows))) + "\n"
 
 
 def main() -> None:

@@ -133,27 +133,25 @@ def effect_of(rows: Sequence[Row], metric: str, of: str, against: str) -> Effect
 
 
 def compared(rows: Sequence[Row], metrics: Sequence[str], margin: float) -> list[Row]:
-    """Sharpen and smooth against both controls, seed by seed; corrected over the four of each metric."""
-    found = []
-    for metric in metrics:
-        effects = [effect_of(rows, metric, of, against) for of, against in BOTH]
-        adjusted = holm([effect.p for effect in effects])
-        found += [
-            {
-                "comparison": f"{metric.replace('_', ' ')} of {of} minus {against}",
-                "effect": str(effect),
-                "p": round(p, 4),
-                "margin": margin,
-                "outcome": outcome(effect, p, margin),
-            }
-            for (of, against), effect, p in zip(BOTH, effects, adjusted, strict=True)
-        ]
-    return found
+    """Sharpen and smooth against both controls, seed by seed; corrected over all comparisons of the table."""
+    pairs = [(metric, of, against) for metric in metrics for of, against in BOTH]
+    effects = [effect_of(rows, *pair) for pair in pairs]
+    adjusted = holm([effect.p for effect in effects])
+    return [
+        {
+            "comparison": f"{metric.replace('_', ' ')} of {of} minus {against}",
+            "effect": str(effect),
+            "p": round(p, 4),
+            "margin": margin,
+            "outcome": outcome(effect, p, margin),
+        }
+        for (metric, of, against), effect, p in zip(pairs, effects, adjusted, strict=True)
+    ]
 
 
 def comparisons_table(comparisons: Sequence[Row]) -> list[str]:
     """Lines of Markdown."""
-    names = ["comparison", "effect [95%]", "p (Holm over four)", "margin", "outcome"]
+    names = ["comparison", "effect [95%]", f"p (Holm over {len(comparisons)})", "margin", "outcome"]
     head = ["", f"| {' | '.join(names)} |", "|---|---|---|---|---|"]
     rows = [f"| {' | '.join(map(str, each.values()))} |" for each in comparisons]
     return [*head, *rows, "", NO_DIFFERENCE]

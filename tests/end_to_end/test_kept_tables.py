@@ -9,7 +9,10 @@ from statistics import mean
 
 import pytest
 
-from oversmooth.training.reproduce.experiments import DEEP
+from oversmooth.training.reproduce.claims import FAMILY
+from oversmooth.training.reproduce.experiments import DEEP, MINI_BERT
+from oversmooth.training.reproduce.statistics import LEVEL, share_left_open
+from oversmooth.training.reproduce.survey_verdicts import MOST_OTHERS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -86,3 +89,33 @@ def test_the_table_of_the_measured_scale_follows_from_its_runs(script):
     assert page == table.page(found["rows"])
     control = (ROOT / "docs" / "control.md").read_text()
     assert table.summary(found["rows"]) in control, "run python benchmarks/measured_scale_table.py --summary"
+
+
+def test_the_docs_tell_how_many_layers_smooth_in_the_sharpened_models_of_claim_5():
+    runs = json.loads((RESULTS / "claims" / "claims.json").read_text())["parametrization"]["observed"]["runs"]
+    words = " ".join((ROOT / "docs" / "control.md").read_text().split())
+    told = re.search(
+        r"(\d+) of 60 layers smooths in plain sharpened models \((-\d\.\d+)\) and (\d+) of 60 at the measured scale "
+        r"\(at worst (-\d\.\d+)\); in sharpened mini-berts (\d+) of 40 do \(at worst (-\d\.\d+)\)",
+        words,
+    )
+    assert told is not None
+    for (setting, variant), count, worst in zip(
+        ((DEEP.name, "sharpen"), (DEEP.name, "sharpen-measured"), (MINI_BERT[-1].name, "sharpen")),
+        told.groups()[::2],
+        told.groups()[1::2],
+        strict=True,
+    ):
+        rows = [row for row in runs if (row["setting"], row["variant"]) == (setting, variant)]
+        assert sum(row["smoothing_layers"] for row in rows) == float(count)
+        assert round(min(row["worst_layer"] for row in rows), 3) == float(worst)
+
+
+def test_the_readme_tells_which_claims_were_out_of_reach():
+    claims = json.loads((RESULTS / "claims" / "claims.json").read_text())
+    words = " ".join((ROOT / "README.md").read_text().split())
+    assert "With the six pretrained models at hand, claim 1 could not have been refuted and claim 2 could not" in words
+    models = {row["model"] for row in claims["similarity"]["observed"]["inputs"]}
+    assert len(models) == 6
+    assert share_left_open(len(models)) > MOST_OTHERS, "too few to refute claim 1"
+    assert 2.0 ** -len(models) > LEVEL / FAMILY, "too few to decide claim 2"

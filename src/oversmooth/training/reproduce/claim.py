@@ -6,7 +6,7 @@ anybody can judge again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from oversmooth.training.reproduce.experiments import Experiment
@@ -51,6 +51,14 @@ class Compared:
     """`None` where fewer than two units have both numbers."""
     outcome: Outcome | Literal["not run"]
     """By itself; verdicts have tests of their own."""
+    planned: int
+    """Units that its runs have when all are finished."""
+    clear_from: float | None
+    """The difference that a verdict would have needed, with the spread that was seen."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.effect is not None and self.effect.units == self.planned
 
     def row(self) -> Row:
         effect = self.effect
@@ -62,7 +70,7 @@ class Compared:
             "margin": self.compare.margin,
             "units": 0 if effect is None else effect.units,
             "p": None if effect is None else float(f"{effect.p:.2g}"),
-            "clear_from": None if effect is None else round(effect.clear_from, 4),
+            "clear_from": None if self.clear_from is None else round(self.clear_from, 4),
             "counts": "primary" if self.compare.is_primary else "beside it",
             "outcome": self.outcome,
             "separates": self.compare.note,
@@ -90,6 +98,8 @@ class Finding:
     """What was observed, a row per model."""
     weights: tuple[Row, ...] = ()
     """What the weights of everything at hand say, shown beside a verdict that does not rest on it."""
+    rates: tuple[Row, ...] = ()
+    """What its variants came to at every learning rate, and which was chosen."""
 
 
 Tests = Mapping[Literal["confirmed", "refuted"], float]
@@ -127,5 +137,11 @@ class Claim:
     tabulate: Callable[[Observations], Sequence[Row]] = lambda observed: ()
     """What was observed, a row per model, for readers."""
     compares: tuple[Compare, ...] = ()
+    decides_by: Callable[[Observations, Compare], bool] = lambda observed, compare: compare.is_primary
+    """Whether the judgement rests on a comparison, where that depends on what was observed."""
     needs: tuple[tuple[Experiment, tuple[str, ...]], ...] = ()
     """Experiments and their variants; trained together, because they are independent."""
+
+    def for_scale(self, is_quick: bool) -> "Claim":
+        needs = tuple((experiment.for_scale(is_quick), variants) for experiment, variants in self.needs)
+        return replace(self, needs=needs)

@@ -11,7 +11,7 @@ from typing import Literal
 from oversmooth.training.reproduce.materials import PlannedRun
 
 FOLDS = SEEDS = 5
-"""Units of every condition that decides: with fewer, Holm's correction leaves nothing that could be clear."""
+"""Units of every condition that decides."""
 TREND_SEEDS = 3
 """Units of conditions that decide nothing."""
 FRESH = 10

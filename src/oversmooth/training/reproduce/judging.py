@@ -1,23 +1,22 @@
 """From kept numbers to verdicts: every judgement is a function of the observations alone, and can be made again."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from oversmooth.training.reproduce.claim import Claim, Compare, Compared, Finding, Observations, Tests
 from oversmooth.training.reproduce.experiments import FOLDED, FOLDS
 from oversmooth.training.reproduce.materials import Row
-from oversmooth.training.reproduce.statistics import Effect, holm, outcome, paired_effect
+from oversmooth.training.reproduce.statistics import LEVEL, Effect, holm, outcome, paired_effect
+from oversmooth.training.reproduce.tuning import rates_table
 
 
 def judged(claims: Sequence[Claim], observed: Mapping[str, Observations], family: int) -> dict[str, Finding]:
     """The finding of every claim that was observed, with Holm's correction over the tests of all verdicts.
 
-    `family` counts those of all claims: what one claim comes to does not depend on which others are looked at.
+    `family` counts those of all claims, whichever are looked at: more of them cannot make a verdict harder to reach.
     """
     there = [claim for claim in claims if claim.name in observed]
-    compared = {
-        claim.name: [_compared(compare, observed[claim.name].get("runs", ())) for compare in claim.compares]
-        for claim in there
-    }
+    compared = {claim.name: _all_compared(claim, observed[claim.name], LEVEL / family) for claim in there}
     tests = {
         (claim.name, verdict): p
         for claim in there
@@ -33,15 +32,32 @@ def judged(claims: Sequence[Claim], observed: Mapping[str, Observations], family
             compared=tuple(each.row() for each in compared[claim.name]),
             by_model=tuple(claim.tabulate(observed[claim.name])),
             weights=tuple(observed[claim.name].get("weights", ())),
+            rates=tuple(rates_table(observed[claim.name].get("rates", ()), claim.needs)),
         )
     return found
 
 
-def _compared(compare: Compare, rows: Sequence[Row]) -> Compared:
-    effect = paired(rows, compare)
-    if effect is None:
-        return Compared(compare=compare, effect=None, outcome="not run")
-    return Compared(compare=compare, effect=effect, outcome=outcome(effect, effect.p, compare.margin))
+def _all_compared(claim: Claim, observed: Observations, level: float) -> list[Compared]:
+    units = {experiment.name: experiment.units for experiment, _ in claim.needs}
+    return [
+        _compared(
+            replace(compare, is_primary=claim.decides_by(observed, compare)),
+            paired(observed.get("runs", ()), compare),
+            units[compare.setting],
+            level,
+        )
+        for compare in claim.compares
+    ]
+
+
+def _compared(compare: Compare, effect: Effect | None, planned: int, level: float) -> Compared:
+    return Compared(
+        compare=compare,
+        effect=effect,
+        outcome="not run" if effect is None else outcome(effect, effect.p, compare.margin),
+        planned=planned,
+        clear_from=None if effect is None else effect.clear_from(level),
+    )
 
 
 def paired(rows: Sequence[Row], compare: Compare) -> Effect | None:

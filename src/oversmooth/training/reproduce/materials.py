@@ -65,6 +65,12 @@ class PlannedRun:
         """Relative to the output folder."""
         return f"runs/{self.label or self.recipe}-{self.variant}-seed{self.seed}"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the run, beside its variant and seed: the same ones give the same bits."""
+        recipe = load_recipe(self.recipe, self.overrides).model_dump(mode="json")
+        return {"fraction": self.fraction, **recipe}
+
     def arguments(self, out: Path) -> list[str]:
         """Of `oversmooth`."""
         found = ["train", self.recipe, "--variant", self.variant, "--seed", str(self.seed)]
@@ -211,8 +217,7 @@ class Materials:
         manifest = read_manifest(self.out / planned.folder)
         if manifest is None or not manifest.finished:
             return False
-        recipe = load_recipe(planned.recipe, planned.overrides).model_dump(mode="json")
-        if difference := first_difference(manifest.recipe, recipe):
+        if difference := first_difference({"fraction": manifest.fraction, **manifest.recipe}, planned.settings):
             key, was, now = difference
             reason = f"it holds a run with other settings than are planned now: {key} was {was!r} and would be {now!r}"
             raise NotWritable(str(self.out / planned.folder), reason, "Remove that run, or give a new folder.")

@@ -30,13 +30,13 @@ RULES = (
     "Training runs that are judged have seeds and folds of their own, and none had been looked at when their rules were "
     "written down. Runs with other seeds had been seen before, and so had the numbers of pretrained models (claims 1 to "
     "4); the project's docs say what was known when.",
-    "Clearly: each claim has one test of being confirmed and one of being refuted, of everything together that has to hold "
-    "for it, and in at most 5 of 100 studies would any of them be wrong, over all claims (Holm; the p of a verdict is "
-    "corrected for that). Claim 1 has a level of its own, and claims 3 and 4 are counts without a test.",
-    "The p and the outcome of a single comparison are by themselves, uncorrected. Clear from: the difference that would "
-    "have been clear at the spread that was seen.",
+    "Claims 2 and 5 to 8 have two tests each, one for confirmed and one for refuted, which cover all the conditions listed "
+    "under the claim. Over all of them together, at most 5 of 100 studies would come to a wrong verdict (Holm; the p of a "
+    "verdict is corrected for that). Claim 1 has a level of its own, and claims 3 and 4 are counts without a test.",
+    "The p and the outcome of a single comparison are by themselves, uncorrected. Clear from: the difference that a verdict "
+    "would have needed, at the spread that was seen and before any other part of its test.",
     "No difference larger than the margin is a finding too: both one-sided tests at 5%, that is, the 90% interval inside "
-    "the margin.",
+    "the margin; for each claim by itself.",
     "Intervals shown are 95%, by Student's t over paired units. Folds of digits share training images: their errors are "
     "larger by what Nadeau and Bengio's correction says.",
 )
@@ -44,10 +44,11 @@ RULES = (
 SHOWN = ("comparison", "effect", "interval", "margin", "units", "p", "clear_from", "outcome", "separates")
 COUNTS = {"primary": "What decides", "beside it": "Beside it: where differences come from, and trends"}
 """Tables of comparisons, by what they count for."""
+RATES = "Learning rates, each chosen by one run on held-out training data"
 WEIGHTS = (
     "What the weights of everything at hand say; no verdict rests on it. Shares of layers that sharpen or smooth under "
-    "uniform attention, by the dominating eigenvalue of their update; the others tend to neither. `oversmooth atlas` shows "
-    "survey/ layer by layer."
+    "uniform attention, by the dominating eigenvalue of their update; the others tend to neither, as all layers of sharpened "
+    "pre-norm models do: nothing that tokens share grows or shrinks there. `oversmooth atlas` shows survey/ layer by layer."
 )
 Findings = Mapping[str, Finding]
 
@@ -97,6 +98,8 @@ def markdown_of(claims: Sequence[Claim], findings: Findings, is_quick: bool) -> 
             lines += ["", f"{title}:", "", *_markdown_table(rows, tuple(rows[0]))]
         if finding.by_model:
             lines += ["", *_markdown_table(finding.by_model, tuple(finding.by_model[0]))]
+        if finding.rates:
+            lines += ["", f"{RATES}:", "", *_markdown_table(finding.rates, tuple(finding.rates[0]))]
         if finding.weights:
             lines += ["", WEIGHTS, "", *_markdown_table(finding.weights, tuple(finding.weights[0]))]
     return "\n".join(lines) + "\n"
@@ -191,6 +194,8 @@ def _section(claim: Claim, finding: Finding) -> Section:
         blocks += [Words(text=f"{title}:"), table_of(f"claim-{claim.number}-{order}", title, _spaced(rows))]
     if finding.by_model:
         blocks.append(table_of(f"models-{claim.number}", "Model by model", _spaced(finding.by_model)))
+    if finding.rates:
+        blocks += [Words(text=f"{RATES}:"), table_of(f"rates-{claim.number}", RATES, finding.rates)]
     if finding.weights:
         weights = table_of(f"weights-{claim.number}", "Everything at hand", _spaced(finding.weights))
         blocks += [Words(text=_plain(WEIGHTS)), weights]

@@ -34,6 +34,7 @@ MODELS_VARIABLE = "OVERSMOOTH_MODELS"
 def reproduce(claims: tuple[Claim, ...], materials: Materials, command: str = "") -> dict[str, Finding]:
     """Observes and judges every claim, and writes after each observation, so that a stopped run leaves its part."""
     began = time.perf_counter()
+    claims = tuple(claim.for_scale(materials.is_quick) for claim in claims)
     manifest = _new_manifest(claims, materials, command)
     make_folder(materials.out)
     materials.require_targets()
@@ -59,7 +60,7 @@ def reproduce(claims: tuple[Claim, ...], materials: Materials, command: str = ""
 
 def _train(claims: Sequence[Claim], materials: Materials) -> None:
     """First the runs that choose learning rates, then all others together."""
-    needs = [(each.for_scale(materials.is_quick), variants) for claim in claims for each, variants in claim.needs]
+    needs = [need for claim in claims for need in claim.needs]
     tuned: dict[Experiment, dict[str, None]] = {}
     for experiment, variants in needs:
         if experiment.tuned_by is not None:

@@ -7,7 +7,7 @@ compared within units (paired). Where several things have to hold for a verdict,
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,26 +24,34 @@ Outcome = Literal["higher", "lower", "no difference larger than the margin", "un
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """The mean of paired differences, its 95% interval by Student's t, and the p-value of no difference."""
+    """The mean of paired differences and what Student's t says of it."""
 
     mean: float
-    low: float
-    high: float
-    p: float
+    error: float
+    """The standard error of the mean."""
     units: int
 
     def __str__(self) -> str:
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
     @property
-    def error(self) -> float:
-        """The standard error of the mean."""
-        return (self.high - self.low) / 2 / _t_quantile(1 - LEVEL / 2, self.units)
+    def low(self) -> float:
+        """The lower end of the 95% interval."""
+        return self.mean - self.clear_from(LEVEL / 2)
 
     @property
-    def clear_from(self) -> float:
-        """The difference that would have been clear at this spread, by itself."""
-        return self.error * _t_quantile(1 - LEVEL / 2, self.units)
+    def high(self) -> float:
+        """The upper end of the 95% interval."""
+        return self.mean + self.clear_from(LEVEL / 2)
+
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of no difference."""
+        return min(1.0, 2 * min(self.above(), self.below()))
+
+    def clear_from(self, level: float) -> float:
+        """The smallest mean that would be above zero at this level, one-sided, with the spread that was seen."""
+        return self.error * float(stdtrit(self.units - 1, 1 - level))
 
     def above(self, bound: float = 0.0) -> float:
         """p-value of a mean of at most `bound`: one-sided. Without any spread it is one."""
@@ -63,11 +71,8 @@ def paired_effect(a: Sequence[float], b: Sequence[float], shared: float = 0.0) -
     """
     assert len(a) == len(b) >= 2, "one value per unit on both sides"
     difference = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
-    mean = float(difference.mean())
     error = float(difference.std(ddof=1)) * (1 / len(difference) + shared / (1 - shared)) ** 0.5
-    half = error * _t_quantile(1 - LEVEL / 2, len(difference))
-    p = 2 * float(stdtr(len(difference) - 1, -abs(mean) / error)) if error > 0 else 1.0
-    return Effect(mean=mean, low=mean - half, high=mean + half, p=p, units=len(difference))
+    return Effect(mean=float(difference.mean()), error=error, units=len(difference))
 
 
 def is_equivalent(effect: Effect, margin: float) -> bool:
@@ -86,8 +91,14 @@ def one_of(p_values: Iterable[float]) -> float:
     return min(1.0, len(found) * min(found))
 
 
-def _t_quantile(p: float, units: int) -> float:
-    return float(stdtrit(units - 1, p))
+def share_left_open(units: int) -> float:
+    """The largest share of all units that can be otherwise when each of so many is alike (95%)."""
+    return 1 - LEVEL ** (1 / units)
+
+
+def first_clear(tests: Mapping[Literal["confirmed", "refuted"], float]) -> Literal["confirmed", "refuted"] | None:
+    """The verdict whose corrected p-value is at most 5%; confirmed before refuted, where both are."""
+    return next((verdict for verdict in ("confirmed", "refuted") if tests[verdict] <= LEVEL), None)
 
 
 def holm(p_values: Sequence[float], family: int | None = None) -> list[float]:

@@ -11,6 +11,7 @@ from oversmooth.training.reproduce.survey_verdicts import (
     correlations,
     directions,
     inputs_that_rise,
+    is_change,
     known_inputs,
 )
 
@@ -79,7 +80,7 @@ def norm_signs(observed: Observations) -> list[Row]:
                 "largest_move": _signed(
                     max((row["exponent_positive"] - row["exponent"] for row in solved), key=abs, default=None), 3
                 ),
-                "regime_changes": sum(row["regime"] != row["regime_positive"] for row in solved),
+                "regime_changes": sum(is_change(row) for row in solved),
             }
         )
     return found

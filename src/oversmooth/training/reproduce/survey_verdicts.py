@@ -4,12 +4,19 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import mean
 
-from oversmooth.training.reproduce.claim import Compared, Observations, Tests, Verdict
+from oversmooth.training.reproduce.claim import Compared, Judgement, Observations, Tests, Verdict
 from oversmooth.training.reproduce.materials import Row
-from oversmooth.training.reproduce.statistics import LEVEL, direction, rank_correlation, sign_flip_p
+from oversmooth.training.reproduce.statistics import (
+    LEVEL,
+    direction,
+    first_clear,
+    rank_correlation,
+    share_left_open,
+    sign_flip_p,
+)
 
 MOST_OTHERS = 0.1
-"""Share of models that may go the other way for "all go one way" to be said of more than those at hand (95%)."""
+"""Share that may still be otherwise for "all are alike" to be said of more than those at hand (95%): of 29 or more."""
 EXPONENT_MOVES = 0.01
 REGIME_WORDS = {
     "smoothing": "smooth",
@@ -18,6 +25,8 @@ REGIME_WORDS = {
     "undecided": "are undecided",
     "mixed": "differ from input to input",
 }
+DECIDED = {"smoothing", "sharpening", "neutral"}
+"""Regimes that were found; the others say that it could not be told."""
 AGAINST_THE_SKIP = ("sharpening", "neutral")
 """Regimes that refute claim 3: with one head no layer can have them, with several it can."""
 
@@ -55,8 +64,8 @@ def similarity(observed: Observations, compared: Sequence[Compared], tests: Test
         return Verdict(judgement="confirmed", brief=brief, because=words)
     if not models or max(up, down) < len(models):
         return Verdict(judgement="undecided", brief=brief, because=words)
-    others = 1 - LEVEL ** (1 / len(models))
-    words += f"; so many leave room for up to {others:.0%} of such models that go the other way (95%)"
+    others = share_left_open(len(models))
+    words += f"; with {count}, up to {others:.0%} of such models could still go the other way (95%)"
     return Verdict(judgement="refuted" if others <= MOST_OTHERS else "undecided", brief=brief, because=words)
 
 
@@ -116,15 +125,20 @@ def eigenvalue(observed: Observations, compared: Sequence[Compared], tests: Test
     )
     least = 2.0 ** -len(values)
     rank += f"; sign flips over {len(values)} models give p = {least:.2g} at best, before any correction"
+    if trained := list(advantages([row for row in observed["layers"] if row["kind"] == "trained"]).values()):
+        rank += f". In {len(trained)} models trained here, which do not count: {mean(trained):+.2f} on average"
     count = f"{len(values)} pretrained model{'s' * (len(values) != 1)} with layers of both kinds"
     words = (
         f"share of layers whose sign the dominating eigenvalue gets right, minus the share that the model's own majority "
         f"answer gets right: {average:+.2f} on average over {count} (p = {tests['confirmed']:.2g} for confirmed, "
         f"{tests['refuted']:.2g} for refuted){rank}"
     )
-    clear = (judgement for judgement in ("confirmed", "refuted") if tests[judgement] <= LEVEL)
-    brief = f"share of layers right, minus that of the majority answer: {average:+.2f} ({len(values)} models)"
-    return Verdict(judgement=next(clear, "undecided"), brief=brief, because=words)
+    order = "more" if average > 0 else "fewer"
+    brief = (
+        f"its sign is right in {abs(average):.0%} {order} layers than always answering as most layers of the model do "
+        f"({len(values)} models)"
+    )
+    return Verdict(judgement=first_clear(tests) or "undecided", brief=brief, because=words)
 
 
 def skip(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
@@ -144,7 +158,8 @@ def skip(observed: Observations, compared: Sequence[Compared], tests: Tests) -> 
         f"every block in {alike['block']}"
     )
     against = sum(regimes[regime] for regime in AGAINST_THE_SKIP)
-    brief = f"without it, {regimes['smoothing']} of {total} layers smooth, {against} do not, the others are undecided"
+    others = total - regimes["smoothing"] - against
+    brief = f"without it {regimes['smoothing']} of {total} layers smooth, {against} do not, {others} could not be told"
     if not total:
         return Verdict(judgement="not run", brief=brief, because=words)
     if regimes["smoothing"] == total:
@@ -178,16 +193,25 @@ def inputs_that_rise(rows: Sequence[Row], removed: str) -> tuple[int, int]:
 def norm_signs(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
     """Claim 4: turning the negative norm weights that are there positive, in models that nobody constrained."""
     rows = [row for row in observed["layers"] if row["negative_share"] > 0 and row["exponent_positive"] is not None]
-    changed = sum(row["regime"] != row["regime_positive"] for row in rows)
+    changed = sum(is_change(row) for row in rows)
     moved = sum(abs(row["exponent"] - row["exponent_positive"]) > EXPONENT_MOVES for row in rows)
     words = (
         f"{len(rows)} of {len(observed['layers'])} pre-norm layers have negative norm weights; made positive, they move the "
         f"exponent of {moved} by more than {EXPONENT_MOVES} and the regime of {changed}"
     )
     words += _with_positive_norms(observed.get("trained", ()))
-    brief = f"made positive, they change the regime of {changed} of the {len(rows)} layers that have negative ones"
-    judgement = "confirmed" if changed else "undecided" if moved or not rows else "refuted"
+    brief = f"{len(rows)} layers have negative norm weights; making these positive changes the regime of {changed}"
+    if not observed["layers"]:
+        return Verdict(judgement="not run", brief=brief, because=words)
+    is_refuted = bool(rows) and not moved and share_left_open(len(rows)) <= MOST_OTHERS
+    judgement: Judgement = "confirmed" if changed else "refuted" if is_refuted else "undecided"
     return Verdict(judgement=judgement, brief=brief, because=words)
+
+
+def is_change(row: Row) -> bool:
+    """Whether a layer is clearly of one regime as it is and clearly of another with positive norm weights."""
+    both = {row["regime"], row["regime_positive"]}
+    return len(both) == 2 and both <= DECIDED
 
 
 def _with_positive_norms(runs: Sequence[Row]) -> str:

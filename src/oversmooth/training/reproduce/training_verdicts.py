@@ -4,11 +4,12 @@ Each claim has one p-value for being confirmed and one for being refuted, put to
 says: the largest where all have to hold, the smallest times their number where one is enough.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from oversmooth.training.reproduce.claim import Compared, Judgement, Observations, Tests, Verdict
-from oversmooth.training.reproduce.comparisons import CONDITIONS, OWN
-from oversmooth.training.reproduce.statistics import LEVEL, Effect, all_of, is_equivalent, one_of
+from oversmooth.training.reproduce.claim import Compare, Compared, Judgement, Observations, Tests, Verdict
+from oversmooth.training.reproduce.comparisons import ACCURACY, CONDITIONS, OWN
+from oversmooth.training.reproduce.statistics import LEVEL, Effect, all_of, first_clear, is_equivalent, one_of
 from oversmooth.training.reproduce.tuning import OURS
 
 Pair = tuple[str, str]
@@ -21,7 +22,9 @@ def _primary(compared: Sequence[Compared]) -> list[Compared]:
 
 
 def _is_complete(compared: Sequence[Compared]) -> bool:
-    return all(each.effect is not None for each in _primary(compared))
+    """Whether every unit is there that was planned: a verdict on a part of them could be had by stopping in time."""
+    primary = _primary(compared)
+    return bool(primary) and all(each.is_complete for each in primary)
 
 
 def _of(compared: Sequence[Compared], setting: str, metric: str) -> Effects:
@@ -45,8 +48,7 @@ def _decided(
         return Verdict(judgement="undecided", brief=brief, because=f"{because}; not every run has finished")
     because += f"; p = {tests['confirmed']:.2g} for confirmed, {tests['refuted']:.2g} for refuted"
     otherwise: Judgement = "no difference larger than the margin" if is_equal else "undecided"
-    clear = (judgement for judgement in ("confirmed", "refuted") if tests[judgement] <= LEVEL)
-    return Verdict(judgement=next(clear, otherwise), brief=brief, because=because)
+    return Verdict(judgement=first_clear(tests) or otherwise, brief=brief, because=because)
 
 
 def _effects(compared: Sequence[Compared]) -> str:
@@ -64,17 +66,17 @@ def _pairs(compared: Sequence[Compared]) -> str:
 
 
 def parametrization_tests(observed: Observations, compared: Sequence[Compared]) -> Tests:
-    """Confirmed: signs and order are those that the form promises. Refuted: a sign is the other one."""
+    """Confirmed: signs and order are as the protocol asks. Refuted: a sign is the other one."""
     if not _is_complete(compared):
         return {}
-    opposite = [p for each, p in _by_promise(compared, is_kept=False) if each.compare.against == OWN]
-    return {"confirmed": all_of(p for _, p in _by_promise(compared, is_kept=True)), "refuted": one_of(opposite)}
+    opposite = [p for each, p in _with_p(compared, is_asked_for=False) if each.compare.against == OWN]
+    return {"confirmed": all_of(p for _, p in _with_p(compared, is_asked_for=True)), "refuted": one_of(opposite)}
 
 
-def _by_promise(compared: Sequence[Compared], *, is_kept: bool) -> list[tuple[Compared, float]]:
-    """Every comparison that was run with the p-value of the sign that the form promises, or of the other one."""
+def _with_p(compared: Sequence[Compared], *, is_asked_for: bool) -> list[tuple[Compared, float]]:
+    """Every comparison that was run, with the p-value of the sign that the protocol asks for, or of the other one."""
     return [
-        (each, each.effect.above() if (each.compare.of == "sharpen") == is_kept else each.effect.below())
+        (each, each.effect.above() if (each.compare.of == "sharpen") == is_asked_for else each.effect.below())
         for each in _primary(compared)
         if each.effect is not None
     ]
@@ -82,13 +84,17 @@ def _by_promise(compared: Sequence[Compared], *, is_kept: bool) -> list[tuple[Co
 
 def parametrization(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
     """Claim 5: attention itself sharpens or smooths, and more so than that of the same form with free signs."""
-    promised = _by_promise(compared, is_kept=True)
-    unclear = [each for each, p in promised if p > LEVEL]
-    kept = len(promised) - len(unclear)
-    words = f"of {len(promised)} changes of log(HFC/LFC) whose sign the form promises, {kept} have it clearly, each by itself"
-    if unclear:
-        words += f"; in the way: {_effects(unclear)}"
-    return _decided(f"{kept} of {len(promised)} signs that it promises are clear", words, compared, tests)
+    asked = _with_p(compared, is_asked_for=True)
+    signs = [p <= LEVEL for each, p in asked if each.compare.against == OWN]
+    orders = [p <= LEVEL for each, p in asked if each.compare.against != OWN]
+    brief = (
+        f"{sum(signs)} of {len(signs)} signs are clearly as claimed; of {len(orders)} differences from free signs, "
+        f"{sum(orders)} are clear"
+    )
+    because = f"{brief}, each by itself"
+    if unclear := [each for each, p in asked if p > LEVEL]:
+        because += f"; not clear: {_effects(unclear)}"
+    return _decided(brief, because, compared, tests)
 
 
 # --- claim 6 --------------------------------------------------------------------------------------------------------
@@ -98,21 +104,19 @@ def vision_tests(observed: Observations, compared: Sequence[Compared]) -> Tests:
     """Confirmed: in every condition one is better, the other not worse. Refuted: in one condition both are worse."""
     if not _is_complete(compared):
         return {}
-    margins = {(each.compare.setting, each.compare.metric): each.compare.margin for each in _primary(compared)}
-    conditions = [(_of(compared, *condition), margins[condition]) for condition in CONDITIONS]
+    conditions = [_of(compared, *condition) for condition in CONDITIONS]
     return {
         "confirmed": all_of(
-            one_of(_gain(effects, margin, variant, other) for variant, other in (OURS, OURS[::-1]))
-            for effects, margin in conditions
+            one_of(_gain(effects, variant, other) for variant, other in (OURS, OURS[::-1])) for effects in conditions
         ),
-        "refuted": one_of(all_of(effects[each, "vanilla"].below() for each in OURS) for effects, _ in conditions),
+        "refuted": one_of(all_of(effects[each, "vanilla"].below() for each in OURS) for effects in conditions),
     }
 
 
-def _gain(effects: Effects, margin: float, variant: str, other: str) -> float:
+def _gain(effects: Effects, variant: str, other: str) -> float:
     """p-value of one variant being better than both controls, and the other not worse than vanilla by the margin."""
     gains = [effects[variant, control].above() for control in ("vanilla", "free")]
-    return all_of([*gains, effects[other, "vanilla"].above(-margin)])
+    return all_of([*gains, effects[other, "vanilla"].above(-ACCURACY)])
 
 
 def vision(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
@@ -120,8 +124,16 @@ def vision(observed: Observations, compared: Sequence[Compared], tests: Tests) -
     primary = _primary(compared)
     clear = [each for each in primary if each.outcome in ("higher", "lower")]
     words = f"of {len(primary)} comparisons, clear by themselves: {_effects(clear) or 'none'}"
-    brief = f"{len(clear)} of {len(primary)} comparisons are clear by themselves"
+    brief = f"{len(clear)} of {len(primary)} comparisons are clear, each by itself"
+    if clear:
+        brief += f": {_counted_outcomes(clear)}"
     return _decided(brief, words, compared, tests, is_equal=_is_equal_to_vanilla(primary))
+
+
+def _counted_outcomes(compared: Sequence[Compared]) -> str:
+    """How often each of our variants came out higher or lower."""
+    counts = Counter(f"{each.compare.of} {each.outcome}" for each in compared)
+    return ", ".join(f"{words} in {count}" for words, count in counts.items())
 
 
 def _is_equal_to_vanilla(primary: Sequence[Compared]) -> bool:
@@ -155,12 +167,16 @@ def language(observed: Observations, compared: Sequence[Compared], tests: Tests)
 # --- claim 8 --------------------------------------------------------------------------------------------------------
 
 
+def is_of_the_chosen(observed: Observations, compare: Compare) -> bool:
+    """Whether a comparison is of the variant that validation chose; no other decides."""
+    return [compare.of] == [row["variant"] for row in observed.get("chosen", ())]
+
+
 def baselines_tests(observed: Observations, compared: Sequence[Compared]) -> Tests:
     """Confirmed: not worse than either baseline by the margin. Refuted: one of them is better."""
-    mine = [each for each in compared if each.compare.of == _chosen(observed)]
-    if not _is_complete(mine):
+    if not _is_complete(compared):
         return {}
-    found = [(each.effect, each.compare.margin) for each in mine if each.effect is not None]
+    found = [(each.effect, each.compare.margin) for each in _primary(compared) if each.effect is not None]
     return {
         "confirmed": all_of(effect.above(-margin) for effect, margin in found),
         "refuted": one_of(effect.below() for effect, _ in found),
@@ -169,12 +185,7 @@ def baselines_tests(observed: Observations, compared: Sequence[Compared]) -> Tes
 
 def baselines(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
     """Claim 8: the variant that validation chose, against both baselines."""
-    chosen = _chosen(observed)
-    mine = [each for each in compared if each.compare.of == chosen]
-    because = f"{chosen} was chosen on validation images: {_effects(mine)}"
-    return _decided(f"accuracy of {_pairs(mine)}", because, mine, tests)
-
-
-def _chosen(observed: Observations) -> str:
-    """Sharpen or smooth, as validation images chose."""
-    return str(observed["chosen"][0]["variant"]) if observed.get("chosen") else OURS[0]
+    primary = _primary(compared)
+    chosen = "".join({each.compare.of for each in primary})
+    because = f"{chosen} was chosen on validation images: {_effects(primary)}"
+    return _decided(f"accuracy of {_pairs(primary)}", because, compared, tests)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from oversmooth.training.reproduce.experiments import RATES, Experiment, Rates
-from oversmooth.training.reproduce.materials import Materials, PlannedRun
+from oversmooth.training.reproduce.materials import Materials, PlannedRun, Row
 
 OURS = ("sharpen", "smooth")
 """What validation has to choose between in claim 8."""
@@ -41,11 +41,34 @@ def _chosen(materials: Materials, tuning: Experiment, runs: Mapping[tuple[str, f
         {"chosen_by": tuning.name, "variant": variant, "rate": rate, f"validation_{tuning.score}": round(score, 6)}
         for (variant, rate), score in found.items()
     ]
-    better = 1 if tuning.score == "accuracy" else -1
-    return {
-        variant: max(
-            (rate for each, rate in found if each == variant),
-            key=lambda rate: (better * found[variant, rate], -rate),
-        )
-        for variant in dict.fromkeys(variant for variant, _ in found)
-    }
+    by_variant: dict[str, dict[float, float]] = {}
+    for (variant, rate), score in found.items():
+        by_variant.setdefault(variant, {})[rate] = score
+    return {variant: best_rate(scores, tuning.score) for variant, scores in by_variant.items()}
+
+
+def best_rate(scores: Mapping[float, float], score: str) -> float:
+    """The rate with the highest accuracy or the lowest loss; of equal ones the smallest."""
+    better = 1 if score == "accuracy" else -1
+    return max(scores, key=lambda rate: (better * scores[rate], -rate))
+
+
+def rates_table(validation: Sequence[Row], needs: Sequence[tuple[Experiment, Sequence[str]]]) -> list[Row]:
+    """For readers: what each variant of these experiments came to at every rate, and which rate that chose for it."""
+    wanted: dict[tuple[str, str], Experiment] = {}
+    for experiment, variants in needs:
+        if experiment.tuned_by is not None:
+            wanted |= {(experiment.tuned_by.name, variant): experiment.tuned_by for variant in variants}
+    found = []
+    for (name, variant), tuning in wanted.items():
+        scores = {
+            row["rate"]: row[f"validation_{tuning.score}"]
+            for row in validation
+            if (row["chosen_by"], row["variant"]) == (name, variant)
+        }
+        if scores:
+            chosen = best_rate(scores, tuning.score)
+            edge = ", the largest tried" if chosen == max(scores) and len(scores) > 1 else ""
+            columns = {f"{tuning.score} at {rate:g}": round(score, 3) for rate, score in scores.items()}
+            found.append({"chosen on": name, "variant": variant, **columns, "chosen": f"{chosen:g}{edge}"})
+    return found

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from oversmooth.training.recipes.train import load_recipe
 from oversmooth.training.reproduce.claims import CLAIMS
 from oversmooth.training.reproduce.experiments import MINI_BERT, runs_of
 
@@ -30,7 +31,8 @@ def reproduction(folder: Path, experiments, loss: float) -> Path:
         for run in runs_of(experiment, VARIANTS):
             out = folder / run.folder
             out.mkdir(parents=True)
-            manifest = {"finished": True, "overrides": list(run.overrides), "results": {"eval_loss": loss}}
+            recipe = load_recipe(run.recipe, run.overrides).model_dump(mode="json")
+            manifest = {"finished": True, "fraction": 1.0, "recipe": recipe, "results": {"eval_loss": loss}}
             (out / "manifest.json").write_text(json.dumps(manifest))
             value = loss - 0.5 * (run.variant == "smooth") + 0.001 * run.seed * len(run.variant)
             rows.append({"setting": experiment.name, "variant": run.variant, "unit": run.seed, "loss": value})
@@ -64,7 +66,7 @@ def test_runs_whose_plan_has_changed_are_not_kept(table, tmp_path):
     runs = json.loads((table.KEPT / "runs.json").read_text())
     for name, run in runs.items():
         if name.startswith(MINI_BERT[0].name):
-            run["overrides"] = [*run["overrides"], "optimizer.learning_rate=1"]
+            run["recipe"]["optimizer"]["learning_rate"] = 1  # the recipe has changed, the overrides have not
     (table.KEPT / "runs.json").write_text(json.dumps(runs))
     table.keep(reproduction(tmp_path / "again", MINI_BERT[-1:], 4.0))
     rows, runs = kept(table)

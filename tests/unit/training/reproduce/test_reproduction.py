@@ -122,6 +122,33 @@ def test_every_variant_gets_the_rate_that_its_validation_images_prefer(tmp_path)
         {"chosen_by": by.name, "variant": variant, "validation_accuracy": value} for by, variant, value in accuracies
     ]
     assert trained.chosen_of_ours(materials) == "smooth"
+    materials.validation = [row for row in materials.validation if row["variant"] != "smooth"]
+    assert trained.chosen_of_ours(materials) is None, "nothing was chosen between"
+
+
+def test_readers_see_every_rate_that_was_tried_and_a_choice_at_the_edge():
+    validation = [
+        {"chosen_by": TUNING.name, "variant": variant, "rate": rate, "validation_accuracy": value}
+        for variant, values in {"sharpen": (0.5, 0.9), "smooth": (0.5, 0.4), "free": (0.1, 0.2)}.items()
+        for rate, value in zip((0.001, 0.01), values, strict=True)
+    ]
+    found = tuning.rates_table(validation, [(DIGITS, ("sharpen", "smooth", "vanilla")), (MINI_BERT[0], ("sharpen",))])
+    assert found == [
+        {
+            "chosen on": TUNING.name,
+            "variant": "sharpen",
+            "accuracy at 0.001": 0.5,
+            "accuracy at 0.01": 0.9,
+            "chosen": "0.01, the largest tried",
+        },
+        {
+            "chosen on": TUNING.name,
+            "variant": "smooth",
+            "accuracy at 0.001": 0.5,
+            "accuracy at 0.01": 0.4,
+            "chosen": "0.001",
+        },
+    ]
 
 
 def test_text_chooses_the_rate_with_the_lowest_loss_on_sequences_that_it_does_not_train_on(tmp_path):
@@ -165,12 +192,16 @@ def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
     words = "train digits --variant smooth --seed 1 --fraction 0.5 --set model.depth=3 --out"
     assert asked == [planned]
     assert planned.arguments(tmp_path) == [*words.split(), folder, "--resume"]
-    manifest = SimpleNamespace(finished=True, recipe=load_recipe("digits", overrides).model_dump(mode="json"))
+    recipe = load_recipe("digits", overrides).model_dump(mode="json")
+    manifest = SimpleNamespace(finished=True, fraction=0.5, recipe=recipe)
     monkeypatch.setattr("oversmooth.training.reproduce.materials.read_manifest", lambda folder: manifest)
     materials.train([planned])
     assert len(asked) == 1
     manifest.recipe["model"]["depth"] = 4  # as if the recipe had changed since, with the same overrides
     with pytest.raises(NotWritable, match=r"a run with other settings.*: model.depth was 4 and would be 3"):
+        materials.train([planned])
+    manifest.recipe["model"]["depth"], manifest.fraction = 3, 1.0
+    with pytest.raises(NotWritable, match=r"fraction was 1.0 and would be 0.5"):
         materials.train([planned])
 
 

@@ -166,11 +166,12 @@ def test_being_worse_by_the_margin_is_tested_by_students_t():
     assert flat.above() == flat.below() == 1.0, "no spread to judge by"
 
 
-def test_a_difference_is_clear_from_where_it_says():
+@pytest.mark.parametrize("level", [LEVEL, LEVEL / 10])
+def test_a_difference_is_clear_from_where_it_says(level):
     noise = np.array([-0.1, 0.3, 0.0, -0.2, 0.0])
-    clear_from = effect_of(noise).clear_from
-    below, above = (effect_of(noise + factor * clear_from) for factor in (0.999, 1.001))
-    assert below.p > LEVEL > above.p
+    clear_from = effect_of(noise).clear_from(level)
+    short, far = (effect_of(noise + factor * clear_from) for factor in (0.999, 1.001))
+    assert short.above() > level > far.above()
 
 
 def test_holms_correction_is_that_of_the_textbook():
