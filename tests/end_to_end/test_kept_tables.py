@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -119,3 +120,12 @@ def test_the_readme_tells_which_claims_were_out_of_reach():
     assert len(models) == 6
     assert share_left_open(len(models)) > MOST_OTHERS, "too few to refute claim 1"
     assert 2.0 ** -len(models) > LEVEL / FAMILY, "too few to decide claim 2"
+
+
+@pytest.mark.parametrize("file", ["README.md", "docs/reproducibility.md"])
+def test_the_minutes_of_a_reproduction_are_those_of_the_kept_one(file):
+    line = next(line for line in (ROOT / file).read_text().splitlines() if line.startswith("oversmooth reproduce all "))
+    seconds = json.loads((RESULTS / "claims" / "manifest.json").read_text())["seconds"]
+    told = re.search(r"(\d+) minutes", line)
+    assert told is not None
+    assert int(told[1]) == math.ceil(seconds / 60)
