@@ -122,9 +122,10 @@ def _gain(effects: Effects, variant: str, other: str) -> float:
 def vision(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
     """Claim 6: both against vanilla and against the free form, in every condition."""
     primary = _primary(compared)
+    count = sum(each.effect is not None for each in primary)
     clear = [each for each in primary if each.outcome in ("higher", "lower")]
-    words = f"of {len(primary)} comparisons, clear by themselves: {_effects(clear) or 'none'}"
-    brief = f"{len(clear)} of {len(primary)} comparisons are clear, each by itself"
+    words = f"of {count} comparisons, clear by themselves: {_effects(clear) or 'none'}"
+    brief = f"{len(clear)} of {count} comparisons clear by themselves"
     if clear:
         brief += f": {_counted_outcomes(clear)}"
     return _decided(brief, words, compared, tests, is_equal=_is_equal_to_vanilla(primary))
