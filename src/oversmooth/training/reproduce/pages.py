@@ -48,7 +48,7 @@ RATES = "Learning rates, each chosen by one run on held-out training data"
 WEIGHTS = (
     "What the weights of everything at hand say; no verdict rests on it. Shares of layers that sharpen or smooth under "
     "uniform attention, by the dominating eigenvalue of their update; the others tend to neither, as all layers of sharpened "
-    "pre-norm models do: nothing that tokens share grows or shrinks there. `oversmooth atlas` shows survey/ layer by layer."
+    "pre-norm models do, where what tokens share grows in no direction. `oversmooth atlas` shows survey/ layer by layer."
 )
 Findings = Mapping[str, Finding]
 
