@@ -11,7 +11,6 @@ Weights, checkpoints and analyses of the runs are not kept: their manifests hold
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from oversmooth.training.reproduce.claim import Claim
 from oversmooth.training.reproduce.claims import CLAIMS, FAMILY
 from oversmooth.training.reproduce.experiments import Rates, runs_of
 from oversmooth.training.reproduce.judging import judged
+from oversmooth.training.reproduce.materials import settings_of
 from oversmooth.training.reproduce.pages import counted, markdown_of, numbers_of
 
 BESIDE = ("cifar10", "mini_bert")
@@ -43,14 +43,15 @@ def keep(folder: Path) -> None:
     """
     observed = _observed(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
+    if manifest["scale"] != "cpu":
+        sys.exit(f"{folder} holds results of scale {manifest['scale']!r}; only those of scale 'cpu' are kept.")
     runs = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("runs/*/manifest.json"))}
     runs = {name: run for name, run in runs.items() if run["finished"]}
     claims = [claim for claim in CLAIMS if claim.name in observed]
     if KEPT.exists():
         runs |= _still_planned(claims, observed, manifest["rates"], set(runs))
     manifest["command"] = manifest["command"].replace(str(folder), folder.name)
-    shutil.rmtree(KEPT, ignore_errors=True)
-    KEPT.mkdir(parents=True)
+    KEPT.mkdir(parents=True, exist_ok=True)
     _write_judged(claims, observed, manifest)
     lines = [f"{json.dumps(name)}:{json.dumps(run, separators=(',', ':'))}" for name, run in sorted(runs.items())]
     (KEPT / "runs.json").write_text("{" + ",\n".join(lines) + "}\n")
@@ -91,16 +92,12 @@ def _still_planned(
         rows = {_key(row): row for row in observed[claim.name].get("runs", ())}
         for experiment, run in planned:
             key, name = (experiment.name, run.variant, run.seed), Path(run.folder).name
-            if key in known and name in old_runs and not first_difference(_settings(old_runs[name]), run.settings):
+            if key in known and name in old_runs and not first_difference(settings_of(old_runs[name]), run.settings):
                 rows[key], taken[name] = known[key], old_runs[name]
         if "runs" in observed[claim.name]:
             order = [(experiment.name, run.variant, run.seed) for experiment, run in planned]
             observed[claim.name]["runs"] = [rows[key] for key in dict.fromkeys(order) if key in rows]
     return taken
-
-
-def _settings(manifest: dict[str, Any]) -> dict[str, Any]:
-    return {"fraction": manifest["fraction"], **manifest["recipe"]}
 
 
 def _key(row: dict[str, Any]) -> tuple[str, str, int]:

@@ -108,11 +108,11 @@ def _ends_words(groups: Sequence[RunGroup]) -> str:
         for title, values, form in (("Accuracy", accuracies, ".1%"), ("Mean cosine", ends, ".2f"))
         if values
     ]
-    unfinished = [group.said for group in groups if group.said not in ends]
-    if len(unfinished) > SHOWN:
-        parts.append(f"Not finished: {len(unfinished)} of {len(groups)}")
-    elif unfinished:
-        parts.append(f"Not finished: {', '.join(unfinished)}")
+    without = [group for group in groups if group.said not in ends]
+    for title, is_done in (("Not finished", False), ("Not analysed", True)):
+        names = [group.said for group in without if all(run.is_finished for run in group.runs) == is_done]
+        if names:
+            parts.append(f"{title}: {f'{len(names)} of {len(groups)}' if len(names) > SHOWN else ', '.join(names)}")
     return ". ".join(parts) + "."
 
 

@@ -12,7 +12,7 @@ from oversmooth.surveys.survey import survey
 from oversmooth.surveys.table import SurveyTable
 from oversmooth.training.recipes.manifest import read_manifest
 from oversmooth.training.reproduce.experiments import TUNINGS
-from oversmooth.training.reproduce.materials import Materials, Row, short_name
+from oversmooth.training.reproduce.materials import Materials, Row
 
 TABLE = "survey"
 COLUMNS = ("target", "status", "n_layers", "sharpening_share", "smoothing_share", "mean_tendency")
@@ -24,7 +24,7 @@ def weights_at_hand(materials: Materials) -> list[Row]:
 
     A table that a stopped run left is continued: what it holds is not computed again.
     """
-    names = {target: ("pretrained", short_name(target)) for target in materials.targets}
+    names = {target: ("pretrained", materials.names[target]) for target in materials.targets}
     names |= {str(run / "model"): ("trained", SEED.sub("", run.name)) for run in _finished_runs(materials.out)}
     if not names:
         return []

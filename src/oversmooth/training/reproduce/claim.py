@@ -98,6 +98,10 @@ class Finding:
     """What was observed, a row per model."""
     weights: tuple[Row, ...] = ()
     """What the weights of everything at hand say, shown beside a verdict that does not rest on it."""
+    against: tuple[Row, ...] = ()
+    """Layers that stand against a statement about all of them."""
+    left_out: tuple[Row, ...] = ()
+    """Models that were at hand and could not be used, with the reason."""
     rates: tuple[Row, ...] = ()
     """What its variants came to at every learning rate, and which was chosen."""
 

@@ -18,8 +18,8 @@ FRESH = 10
 """The first seed of every run that is judged, and the split of its folds: lower ones were looked at while rules took form."""
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 """Learning rates that every variant tries, each in a run that is judged on what is held out of the training data."""
-Rates = Mapping[str, Mapping[str, float]]
-"""The rate that was chosen, by the experiment that chose it and the variant."""
+Rates = Mapping[str, Mapping[str, float | None]]
+"""The rate that was chosen, by the experiment that chose it and the variant; `None` for the recipe's own."""
 EARLY_EPOCH = 5
 """When early speed is looked at."""
 
@@ -171,10 +171,14 @@ TUNINGS = (TUNING, DEEP_TUNING, TEXT_TUNING)
 
 
 def runs_of(experiment: Experiment, variants: Sequence[str], rates: Rates | None = None) -> list[PlannedRun]:
-    """Every unit of every variant, each at its own rate where the experiment is tuned."""
-    chosen = (rates or {}).get(experiment.tuned_by.name, {}) if experiment.tuned_by else {}
+    """Every unit of every variant, each at its own rate where the experiment is tuned.
+
+    A variant whose rate could not be chosen, because a run that chooses it is missing, has no runs yet.
+    """
+    chosen = (rates or {}).get(experiment.tuned_by.name) if experiment.tuned_by else None
+    there = variants if chosen is None else [variant for variant in variants if variant in chosen]
     return [
-        experiment.planned(variant, unit, chosen.get(variant))
+        experiment.planned(variant, unit, (chosen or {}).get(variant))
         for unit in range(experiment.units)
-        for variant in variants
+        for variant in there
     ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 
 from oversmooth.training.reproduce.claim import Claim, Compare, Compared, Finding, Observations, Tests
 from oversmooth.training.reproduce.experiments import FOLDED, FOLDS
@@ -31,6 +32,8 @@ def judged(claims: Sequence[Claim], observed: Mapping[str, Observations], family
             verdict=claim.decide(observed[claim.name], compared[claim.name], of_claim),
             compared=tuple(each.row() for each in compared[claim.name]),
             by_model=tuple(claim.tabulate(observed[claim.name])),
+            against=tuple(row for row in observed[claim.name].get("computed", ()) if row["regime"] != "smoothing"),
+            left_out=tuple(observed[claim.name].get("left_out", ())),
             weights=tuple(observed[claim.name].get("weights", ())),
             rates=tuple(rates_table(observed[claim.name].get("rates", ()), claim.needs)),
         )
@@ -65,7 +68,7 @@ def paired(rows: Sequence[Row], compare: Compare) -> Effect | None:
     values: dict[str, dict[int, float]] = {compare.of: {}, compare.against: {}}
     for row in rows:
         value = row.get(compare.metric)
-        if row["setting"] == compare.setting and row["variant"] in values and value is not None:
+        if row["setting"] == compare.setting and row["variant"] in values and value is not None and isfinite(value):
             values[row["variant"]][row["unit"]] = value
     of = values[compare.of]
     against = values[compare.against] if compare.against else dict.fromkeys(of, 0.0)

@@ -5,14 +5,15 @@ gives the same weights. A run that is there is not trained again and one that wa
 checkpoint, so that `reproduce` can be stopped and started at any time.
 """
 
-import json
 import os
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -20,12 +21,16 @@ import torch
 from oversmooth.analysis import Stage, analyze
 from oversmooth.data.batches import Batch
 from oversmooth.data.reading import Reading
-from oversmooth.errors import NotLive, NotWritable, OversmoothError, RunFailed, UnknownTokens, WrongBatch
+from oversmooth.errors import BrokenFile, NotLive, NotWritable, OversmoothError, RunFailed, UnknownTokens, WrongBatch
 from oversmooth.measurement.passes import LiveModel, open_live
 from oversmooth.models.opening import open_source
 from oversmooth.output.whole_files import make_folder, require_free
 from oversmooth.results import Analysis, Progress, no_progress
+from oversmooth.results.json_text import json_object
+from oversmooth.surveys.reading import Options, content_of
+from oversmooth.training.recipes.manifest import NAME as MANIFEST
 from oversmooth.training.recipes.manifest import Manifest, first_difference, read_manifest
+from oversmooth.training.recipes.run_folders import read_run_folder
 from oversmooth.training.recipes.runner import WHAT_IFS, RunRequest
 from oversmooth.training.recipes.train import load_recipe, train
 
@@ -67,9 +72,9 @@ class PlannedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the run, beside its variant and seed: the same ones give the same bits."""
+        """Everything that decides its bits; a manifest says the same of the run that was made (`settings_of`)."""
         recipe = load_recipe(self.recipe, self.overrides).model_dump(mode="json")
-        return {"fraction": self.fraction, **recipe}
+        return {"variant": self.variant, "seed": self.seed, "fraction": self.fraction, "recipe": recipe}
 
     def arguments(self, out: Path) -> list[str]:
         """Of `oversmooth`."""
@@ -80,6 +85,11 @@ class PlannedRun:
             found += ["--set", override]
         found += [] if self.analyzes else ["--no-analyze"]
         return [*found, "--out", str(out / self.folder), "--resume"]
+
+
+def settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a finished run, as those of a planned one."""
+    return {name: manifest[name] for name in ("variant", "seed", "fraction", "recipe")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +136,22 @@ def train_one(planned: PlannedRun, out: Path) -> str | None:
     return None
 
 
+def _end_with(parent: int) -> None:
+    """Ends this process soon after its parent, which may have been killed before it could say so."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
 def train_all(planned: Sequence[PlannedRun], out: Path, progress: Progress) -> None:
     """Every run on one thread, as many at once as there are cores, in processes that stay for the runs that follow."""
-    pool = ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn"))
+    pool = ProcessPoolExecutor(
+        os.cpu_count() or 1, mp_context=get_context("spawn"), initializer=_end_with, initargs=(os.getpid(),)
+    )
     try:
         waiting = {pool.submit(train_one, each, out): each for each in planned}
         for done, future in enumerate(as_completed(waiting), 1):
@@ -145,50 +168,77 @@ class Materials:
 
     out: Path
     targets: tuple[str, ...]
-    """Pretrained models, for the survey."""
+    """Pretrained models, for the survey; one that is named twice counts once."""
     is_quick: bool = False
     """A smoke check: everything runs, nothing converges."""
     trains: bool = True
     """Whether runs that are missing are trained; otherwise what rests on them counts as not run."""
-    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """The learning rate that was chosen, by the experiment that chose it and the variant."""
+    rates: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    """The learning rate that was chosen, by the experiment that chose it and the variant; `None` for the recipe's own."""
     validation: list[Row] = field(default_factory=list)
     """What every variant came to at every rate on held-out training data: `validation_accuracy` or `validation_loss`."""
     train_all: Callable[[Sequence[PlannedRun], Path, Progress], None] = train_all
     stage: Stage = lambda name: no_progress
+    _contents: dict[str, str] = field(default_factory=dict)
     _analyses: dict[str, Analysis] = field(default_factory=dict)
     _live: dict[str, tuple[SurveyedModel | None, str]] = field(default_factory=dict)
     _trained: dict[PlannedRun, Trained] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.targets = tuple(dict.fromkeys(self.targets))
+        self.names = short_names(self.targets)
+
     def surveyed(self) -> list[tuple[str, Analysis]]:
         """Every usable pretrained model by a short name, analysed once."""
-        return [(short_name(target), self._analysed(target)) for target in self.targets if self._opened(target)[0]]
+        return [(self.names[target], self._analysed(target)) for target in self.targets if self._opened(target)[0]]
 
     def live_models(self) -> list[tuple[str, SurveyedModel]]:
         """Every usable pretrained model by a short name, ready to run on inputs of its own kind."""
-        found = [(short_name(target), self._opened(target)[0]) for target in self.targets]
+        found = [(self.names[target], self._opened(target)[0]) for target in self.targets]
         return [(name, live) for name, live in found if live is not None]
 
     def left_out(self) -> list[Row]:
         """Models that are not surveyed, and why."""
-        reasons = [(short_name(target), self._opened(target)[1]) for target in self.targets]
+        reasons = [(self.names[target], self._opened(target)[1]) for target in self.targets]
         return [{"model": name, "reason": reason} for name, reason in reasons if reason]
 
     def _opened(self, target: str) -> tuple[SurveyedModel | None, str]:
         if target not in self._live:
-            self._live[target] = _open(target)
+            first = next((each for each in self._live if self._content(each) == self._content(target)), None)
+            self._live[target] = (None, f"it has the weights of {self.names[first]}") if first else _open(target)
         return self._live[target]
+
+    def _content(self, target: str) -> str:
+        """Equal for equal weights, whatever their place; the target itself where that cannot be told."""
+        if target not in self._contents:
+            source = open_source(target)
+            self._contents[target] = content_of(source, source.stacks(), Options()) or target
+        return self._contents[target]
 
     def _analysed(self, target: str) -> Analysis:
         if target not in self._analyses:
-            self.stage(f"Analysing {short_name(target)}")
+            self.stage(f"Analysing {self.names[target]}")
             self._analyses[target] = analyze(target, max_samples=8, solve=2, what_ifs=WHAT_IFS)
         return self._analyses[target]
 
     def require_place(self, resume: bool) -> None:
-        """Refuses a folder that holds something, unless a stopped run shall go on there."""
+        """Refuses a folder that holds something, unless a stopped run of the same scale shall go on there."""
         if not resume:
             require_free(self.out)
+            return
+        found = self.earlier(MANIFEST)
+        if found and found.get("scale") != self.scale:
+            what = f"results of scale {found['scale']!r}" if "scale" in found else "something else than a reproduction"
+            raise NotWritable(str(self.out), f"it holds {what}", f"Give a new folder for scale {self.scale!r}.")
+
+    @property
+    def scale(self) -> str:
+        return "quick, a smoke check" if self.is_quick else "cpu"
+
+    def earlier(self, name: str) -> dict[str, Any]:
+        """What an earlier run wrote into a file of the folder; empty where there is none."""
+        path = self.out / name
+        return json_object(path.read_text(encoding="utf-8"), str(path), "a JSON object") if path.is_file() else {}
 
     def require_targets(self) -> None:
         """Refuses a model that is not there or not declared, before anything is trained."""
@@ -198,7 +248,7 @@ class Materials:
     def hashes(self) -> dict[str, str]:
         """Of the weights of every model that was analysed."""
         return {
-            short_name(target): found.inspection.provenance.weights_sha256 for target, found in self._analyses.items()
+            self.names[target]: found.inspection.provenance.weights_sha256 for target, found in self._analyses.items()
         }
 
     def train(self, planned: Sequence[PlannedRun]) -> None:
@@ -217,9 +267,12 @@ class Materials:
         manifest = read_manifest(self.out / planned.folder)
         if manifest is None or not manifest.finished:
             return False
-        if difference := first_difference({"fraction": manifest.fraction, **manifest.recipe}, planned.settings):
+        if difference := first_difference(settings_of(manifest.model_dump(mode="json")), planned.settings):
+            if not self.trains:
+                return False  # another run is not the planned one; only a new one would need its place
             key, was, now = difference
-            reason = f"it holds a run with other settings than are planned now: {key} was {was!r} and would be {now!r}"
+            change = f"{key.removeprefix('recipe.')} was {was!r} and would be {now!r}"
+            reason = f"it holds a run with other settings than are planned now: {change}"
             raise NotWritable(str(self.out / planned.folder), reason, "Remove that run, or give a new folder.")
         return True
 
@@ -239,14 +292,16 @@ class Materials:
 
     def _read(self, planned: PlannedRun) -> Trained:
         folder = self.out / planned.folder
-        manifest = read_manifest(folder)
+        manifest, run = read_manifest(folder), read_run_folder(folder)
         assert manifest is not None, "a finished run has one"
-        saved = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
+        if run.analysis is None or run.analysis.measurement is None or run.analysis.prediction is None:
+            expected = "a finished run with the whole analysis of its model"
+            raise BrokenFile(str(folder), expected, "none", "Remove that run: it is trained again.")
         return Trained(
             folder=planned.folder,
             manifest=manifest,
-            analysis=Analysis.from_dict(saved),
-            evaluations=_evaluations(folder / "metrics.jsonl"),
+            analysis=run.analysis,
+            evaluations=_evaluations(run.points),
         )
 
 
@@ -266,9 +321,8 @@ def _open(target: str) -> tuple[SurveyedModel | None, str]:
     return SurveyedModel(live=live, batches=batches), ""
 
 
-def _evaluations(metrics: Path) -> dict[float, dict[str, float]]:
+def _evaluations(points: Sequence[Mapping[str, float]]) -> dict[float, dict[str, float]]:
     """What was evaluated during a run, by epoch."""
-    points = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     return {
         point["epoch"]: {name: value for name, value in point.items() if name.startswith("eval_")}
         for point in points
@@ -276,7 +330,12 @@ def _evaluations(metrics: Path) -> dict[float, dict[str, float]]:
     }
 
 
-def short_name(target: str) -> str:
-    """The last two parts of a path or hub id."""
-    parts = [part for part in target.rstrip("/").split("/") if part]
-    return "/".join(parts[-2:])
+def short_names(targets: Sequence[str]) -> dict[str, str]:
+    """The last two parts of each path or hub id; more where two would have the same."""
+    found = {target: _tail(target, 2) for target in targets}
+    shown = list(found.values())
+    return {target: name if shown.count(name) == 1 else target for target, name in found.items()}
+
+
+def _tail(target: str, parts: int) -> str:
+    return "/".join([part for part in target.rstrip("/").split("/") if part][-parts:])

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from oversmooth.output.markdown_text import line_text
 from oversmooth.output.report.blocks import Block, Items, Page, Section, Strip, StripItem, Words, table_of
 from oversmooth.training.reproduce.claim import Claim, Finding, Observations
 from oversmooth.training.reproduce.effects_plot import effects_plot
@@ -44,7 +45,6 @@ RULES = (
 SHOWN = ("comparison", "effect", "interval", "margin", "units", "p", "clear_from", "outcome", "separates")
 COUNTS = {"primary": "What decides", "beside it": "Beside it: where differences come from, and trends"}
 """Tables of comparisons, by what they count for."""
-RATES = "Learning rates, each chosen by one run on held-out training data"
 WEIGHTS = (
     "What the weights of everything at hand say; no verdict rests on it. Shares of layers that sharpen or smooth under "
     "uniform attention, by the dominating eigenvalue of their update; the others tend to neither, as all layers of sharpened "
@@ -92,14 +92,10 @@ def markdown_of(claims: Sequence[Claim], findings: Findings, is_quick: bool) -> 
         lines.append(f"| {_cell(statement)} | **{verdict.judgement}** | {_cell(verdict.brief)} |")
     for claim, finding in _each_table_once(claims, findings):
         lines += ["", f"## {claim.number}. {claim.statement}", ""]
-        lines += [f"**{finding.verdict.judgement}**: {finding.verdict.because}.", ""]
+        lines += [f"**{finding.verdict.judgement}**: {line_text(finding.verdict.because)}.", ""]
         lines += [f"- {fact}" for fact in _facts(claim)]
-        for title, rows in _comparisons(finding):
+        for title, rows in _tables(finding):
             lines += ["", f"{title}:", "", *_markdown_table(rows, tuple(rows[0]))]
-        if finding.by_model:
-            lines += ["", *_markdown_table(finding.by_model, tuple(finding.by_model[0]))]
-        if finding.rates:
-            lines += ["", f"{RATES}:", "", *_markdown_table(finding.rates, tuple(finding.rates[0]))]
         if finding.weights:
             lines += ["", WEIGHTS, "", *_markdown_table(finding.weights, tuple(finding.weights[0]))]
     return "\n".join(lines) + "\n"
@@ -121,6 +117,18 @@ def _comparisons(finding: Finding) -> Iterator[tuple[str, list[Row]]]:
         names = [name for name in SHOWN if any(row[name] not in ("", None) for row in rows)]
         if rows:
             yield title, [{name: row[name] for name in names} for row in rows]
+
+
+def _tables(finding: Finding) -> Iterator[tuple[str, Sequence[Row]]]:
+    """What a reader needs to check the verdict, each with its title; empty ones are left out."""
+    yield from _comparisons(finding)
+    tables = (
+        ("What was observed", finding.by_model),
+        ("Layers that do not smooth, or could not be told", finding.against),
+        ("Learning rates, each chosen by one run on held-out training data", finding.rates),
+        ("Left out", finding.left_out),
+    )
+    yield from ((title, rows) for title, rows in tables if rows)
 
 
 def _interval(row: Row) -> str:
@@ -150,7 +158,7 @@ def _plain(text: str) -> str:
 
 
 def _cell(value: object) -> str:
-    return "" if value is None else str(value).replace("|", "\\|")
+    return "" if value is None else line_text(str(value)).replace("|", "\\|")
 
 
 def page_of(claims: Sequence[Claim], findings: Findings, facts: Mapping[str, str], is_quick: bool) -> Page:
@@ -190,12 +198,8 @@ def _spaced(rows: Sequence[Row]) -> list[Row]:
 def _section(claim: Claim, finding: Finding) -> Section:
     blocks: list[Block] = [Words(text=f"{finding.verdict.judgement}: {finding.verdict.because}.", mark="observed")]
     blocks += effects_plot(f"effects-{claim.number}", [row for row in finding.compared if row["counts"] == "primary"])
-    for order, (title, rows) in enumerate(_comparisons(finding)):
-        blocks += [Words(text=f"{title}:"), table_of(f"claim-{claim.number}-{order}", title, _spaced(rows))]
-    if finding.by_model:
-        blocks.append(table_of(f"models-{claim.number}", "Model by model", _spaced(finding.by_model)))
-    if finding.rates:
-        blocks += [Words(text=f"{RATES}:"), table_of(f"rates-{claim.number}", RATES, finding.rates)]
+    for order, (title, rows) in enumerate(_tables(finding)):
+        blocks += [Words(text=f"{title}:"), table_of(f"table-{claim.number}-{order}", title, _spaced(rows))]
     if finding.weights:
         weights = table_of(f"weights-{claim.number}", "Everything at hand", _spaced(finding.weights))
         blocks += [Words(text=_plain(WEIGHTS)), weights]

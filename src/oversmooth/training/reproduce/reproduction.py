@@ -18,9 +18,10 @@ from typing import Any
 from oversmooth.models.stores.remote import cached_hub_folder
 from oversmooth.output.report.render import render
 from oversmooth.output.whole_files import make_folder, write_whole
+from oversmooth.training.recipes.manifest import NAME as MANIFEST
 from oversmooth.training.recipes.manifest import new_session
 from oversmooth.training.reproduce.claim import Claim, Finding, Observations
-from oversmooth.training.reproduce.claims import FAMILY, HUB_MODELS
+from oversmooth.training.reproduce.claims import CLAIMS, FAMILY, HUB_MODELS
 from oversmooth.training.reproduce.experiments import Experiment, runs_of
 from oversmooth.training.reproduce.judging import judged
 from oversmooth.training.reproduce.materials import Materials
@@ -32,30 +33,44 @@ MODELS_VARIABLE = "OVERSMOOTH_MODELS"
 
 
 def reproduce(claims: tuple[Claim, ...], materials: Materials, command: str = "") -> dict[str, Finding]:
-    """Observes and judges every claim, and writes after each observation, so that a stopped run leaves its part."""
+    """Observes and judges every claim, and writes after each observation, so that a stopped run leaves its part.
+
+    Other claims that the folder holds keep their numbers and are judged with these; what they came to is not returned.
+    """
     began = time.perf_counter()
-    claims = tuple(claim.for_scale(materials.is_quick) for claim in claims)
     manifest = _new_manifest(claims, materials, command)
     make_folder(materials.out)
     materials.require_targets()
-    _train(claims, materials)
-    observed: dict[str, Observations] = {}
+    observed = _kept(claims, materials)
+    all_claims = [claim.for_scale(materials.is_quick) for claim in CLAIMS]
+    _train([claim for claim in all_claims if claim.name in manifest["claims"]], materials)
     findings: dict[str, Finding] = {}
     for claim in claims:
         observed[claim.name] = claim.observe(materials)
-        findings = judged(claims, observed, FAMILY)
+        done = [each for each in all_claims if each.name in observed]
+        findings = judged(done, observed, FAMILY)
         manifest |= {
             "seconds": round(time.perf_counter() - began, 1),
-            "judgements": {name: finding.verdict.judgement for name, finding in findings.items()},
+            "judgements": {each.name: findings[each.name].verdict.judgement for each in done},
             "models": materials.hashes(),
             "rates": materials.rates,
         }
-        done = [each for each in claims if each.name in findings]
-        _write(materials.out / "claims.md", markdown_of(done, findings, materials.is_quick))
-        _write(materials.out / "claims.html", render(page_of(done, findings, _facts(manifest), materials.is_quick)))
-        _write(materials.out / "claims.json", json.dumps(numbers_of(done, observed, findings), indent=1) + "\n")
-        _write(materials.out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
-    return findings
+        texts = {
+            "claims.md": markdown_of(done, findings, materials.is_quick),
+            "claims.html": render(page_of(done, findings, _facts(manifest), materials.is_quick)),
+            "claims.json": json.dumps(numbers_of(done, observed, findings), indent=1, allow_nan=False) + "\n",
+            MANIFEST: json.dumps(manifest, indent=1, allow_nan=False) + "\n",
+        }
+        for name, text in texts.items():  # all of them could be made, so that none is left beside older ones
+            _write(materials.out / name, text)
+    return {claim.name: findings[claim.name] for claim in claims}
+
+
+def _kept(claims: Sequence[Claim], materials: Materials) -> dict[str, Observations]:
+    """What an earlier run in this folder observed for claims that are not asked for now."""
+    asked = {claim.name for claim in claims}
+    known = {claim.name for claim in CLAIMS} - asked
+    return {name: found["observed"] for name, found in materials.earlier("claims.json").items() if name in known}
 
 
 def _train(claims: Sequence[Claim], materials: Materials) -> None:
@@ -73,7 +88,7 @@ def _new_manifest(claims: tuple[Claim, ...], materials: Materials, command: str)
     found = new_session(from_step=0, processes=1)
     return {
         "command": command,
-        "scale": "quick, a smoke check" if materials.is_quick else "cpu",
+        "scale": materials.scale,
         "claims": [claim.name for claim in claims],
         **found.model_dump(include={"started", "hardware", "versions", "other_than_pinned", "commit"}),
     }

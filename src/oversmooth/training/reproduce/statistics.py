@@ -17,6 +17,11 @@ from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.05
 RESAMPLES = 10_000
+NO_SPREAD = 1e-4
+"""Standard deviation below which differences count as all the same: rounding, and folds that are an image larger than others,
+leave that much."""
+FEWEST_INPUTS = 8
+"""Inputs below which a bootstrap interval is not worth its name."""
 EXACT_UP_TO = 14
 """Most units for which all signs are tried; above it they are drawn."""
 Outcome = Literal["higher", "lower", "no difference larger than the margin", "undecided"]
@@ -71,7 +76,8 @@ def paired_effect(a: Sequence[float], b: Sequence[float], shared: float = 0.0) -
     """
     assert len(a) == len(b) >= 2, "one value per unit on both sides"
     difference = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
-    error = float(difference.std(ddof=1)) * (1 / len(difference) + shared / (1 - shared)) ** 0.5
+    spread = float(difference.std(ddof=1))
+    error = spread * (1 / len(difference) + shared / (1 - shared)) ** 0.5 if spread > NO_SPREAD else 0.0
     return Effect(mean=float(difference.mean()), error=error, units=len(difference))
 
 
@@ -146,7 +152,7 @@ def direction(values: Sequence[float], level: float, seed: int = 0) -> tuple[int
     """
     found = np.asarray(values, dtype=float)
     count, mean, spread = len(found), float(found.mean()), float(found.std(ddof=1)) if len(found) > 1 else 0.0
-    if not spread > 0:
+    if spread <= NO_SPREAD or count < FEWEST_INPUTS:
         return 0, mean, mean
     drawn = found[np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))]
     spreads = drawn.std(1, ddof=1)

@@ -87,7 +87,8 @@ def dominating_eigenvalue(materials: Materials) -> Observations:
                     **{f"rung_{number}": value for number, value in enumerate(rungs)},
                 }
             )
-    return {"layers": rows, "left_out": materials.left_out(), "weights": weights_at_hand(materials)}
+    missing = _missing(materials)
+    return {"layers": rows, "left_out": materials.left_out(), "missing": missing, "weights": weights_at_hand(materials)}
 
 
 def _by_weights(analysis: Analysis) -> dict[str, list[LayerPrediction]]:
@@ -108,6 +109,12 @@ def _models(materials: Materials) -> Iterator[_Named]:
         yield _Named(name, "pretrained", analysis)
     for experiment in (each.for_scale(materials.is_quick) for each in TRAINED):
         yield from _unconstrained(materials, experiment)
+
+
+def _missing(materials: Materials) -> list[Row]:
+    """Models that were to be trained here and are not there."""
+    planned = [run for experiment in TRAINED for run in runs_of(experiment.for_scale(materials.is_quick), ("vanilla",))]
+    return [{"run": run.folder} for run in planned if not (materials.out / run.folder / "analysis.json").is_file()]
 
 
 def _unconstrained(materials: Materials, experiment: Experiment) -> Iterator[_Named]:
@@ -142,7 +149,8 @@ def without_skip(materials: Materials) -> Observations:
             for removed in REMOVED:
                 last = _last_cosine(model.live, batch, removed)
                 passes_rows.append({"model": name, "input": order, "removed": removed or "none", "cosine_last": last})
-    return {"computed": computed, "passes": passes_rows, "left_out": [*materials.left_out(), *refused]}
+    left_out = [*materials.left_out(), *refused]
+    return {"computed": computed, "passes": passes_rows, "left_out": left_out, "missing": _missing(materials)}
 
 
 def _last_cosine(live: LiveModel, batch: Batch, removed: Removed | None) -> float | None:
@@ -163,7 +171,8 @@ def sign_of_norms(materials: Materials) -> Observations:
         negative = {f"{each.stack} {each.layer}".strip(): each for each in named.analysis.inspection.layers}
         for layer, passes in _by_weights(named.analysis).items():
             change = next(each for each in passes[0].what_ifs if each.name == "positive_norms")
-            if change.not_applicable or passes[0].rungs[0].mean is None:
+            exponent = _mean([passes[0].rungs[0].mean])
+            if change.not_applicable or exponent is None:
                 continue
             rows.append(
                 {
@@ -171,13 +180,14 @@ def sign_of_norms(materials: Materials) -> Observations:
                     "kind": named.kind,
                     "layer": layer,
                     "negative_share": _negative_share(negative[layer]),
-                    "exponent": round(passes[0].rungs[0].mean, 6),
+                    "exponent": exponent,
                     "exponent_positive": _exponent(change),
                     "regime": passes[0].regime,
                     "regime_positive": change.regime,
                 }
             )
-    return {"layers": rows, "trained": training_numbers(materials, ((POSITIVE, ("sharpen",)), (DEEP, ("sharpen",))))}
+    trained = training_numbers(materials, ((POSITIVE, ("sharpen",)), (DEEP, ("sharpen",))))
+    return {"layers": rows, "trained": trained, "missing": _missing(materials)}
 
 
 def _negative_share(layer: LayerInspection) -> float:
@@ -187,5 +197,4 @@ def _negative_share(layer: LayerInspection) -> float:
 
 def _exponent(changed: WhatIfPrediction) -> float | None:
     """Averaged over sequences as that of the layer as it is: rung 0."""
-    mean = changed.rungs[0].mean if changed.rungs else None
-    return None if mean is None else round(mean, 6)
+    return _mean([changed.rungs[0].mean]) if changed.rungs else None

@@ -60,9 +60,12 @@ def similarity(observed: Observations, compared: Sequence[Compared], tests: Test
     count = f"{len(models)} model{'s' * (len(models) != 1)}"
     brief = f"rises in {up}, falls in {down} of {count}"
     words = f"similarity clearly rises in {up} and clearly falls in {down} of {count}"
+    if not models:
+        reason = "no pretrained model could be run on inputs of its own kind"
+        return Verdict(judgement="not run", brief=reason, because=reason)
     if up and down:
         return Verdict(judgement="confirmed", brief=brief, because=words)
-    if not models or max(up, down) < len(models):
+    if max(up, down) < len(models):
         return Verdict(judgement="undecided", brief=brief, because=words)
     others = share_left_open(len(models))
     words += f"; with {count}, up to {others:.0%} of such models could still go the other way (95%)"
@@ -98,7 +101,8 @@ def _pretrained(observed: Observations) -> list[Row]:
 
 def _with_both_kinds(observed: Observations) -> list[Row]:
     """Layers of pretrained models in which some layers smooth and others sharpen: only these can speak for the theorem."""
-    models = by_model([row for row in _pretrained(observed) if row["measured"] is not None])
+    known = [row for row in _pretrained(observed) if row["measured"] is not None and row["rung_0"] is not None]
+    models = by_model(known)
     return [row for rows in models.values() if len({row["measured"] < 0 for row in rows}) == 2 for row in rows]
 
 
@@ -133,11 +137,9 @@ def eigenvalue(observed: Observations, compared: Sequence[Compared], tests: Test
         f"answer gets right: {average:+.2f} on average over {count} (p = {tests['confirmed']:.2g} for confirmed, "
         f"{tests['refuted']:.2g} for refuted){rank}"
     )
-    order = "more" if average > 0 else "fewer"
-    brief = (
-        f"its sign is right in {abs(average):.0%} {order} layers than always answering as most layers of the model do "
-        f"({len(values)} models)"
-    )
+    points = round(100 * average)
+    order = f"{abs(points)}% {'more' if points > 0 else 'fewer'} layers than" if points else "as many layers as"
+    brief = f"its sign is right in {order} always answering as most layers of the model do ({len(values)} models)"
     return Verdict(judgement=first_clear(tests) or "undecided", brief=brief, because=words)
 
 
@@ -161,10 +163,20 @@ def skip(observed: Observations, compared: Sequence[Compared], tests: Tests) -> 
     others = total - regimes["smoothing"] - against
     brief = f"without it {regimes['smoothing']} of {total} layers smooth, {against} do not, {others} could not be told"
     if not total:
-        return Verdict(judgement="not run", brief=brief, because=words)
-    if regimes["smoothing"] == total:
-        return Verdict(judgement="theorem, checked", brief=brief, because=words)
-    return Verdict(judgement="refuted" if against else "undecided", brief=brief, because=words)
+        reason = "no model was at hand"
+        return Verdict(judgement="not run", brief=reason, because=reason)
+    if against:
+        return Verdict(judgement="refuted", brief=brief, because=words)
+    is_checked = regimes["smoothing"] == total and not observed.get("missing")
+    brief += _missing(observed)
+    judgement: Judgement = "theorem, checked" if is_checked else "undecided"
+    return Verdict(judgement=judgement, brief=brief, because=words + _missing(observed))
+
+
+def _missing(observed: Observations) -> str:
+    """Models that were to be trained here and are not there, in words."""
+    count = len(observed.get("missing", ()))
+    return f"; {count} models that were to be trained here are missing" if count else ""
 
 
 KINDS = {"pretrained": "pretrained models", "trained": "models trained here"}
@@ -203,9 +215,9 @@ def norm_signs(observed: Observations, compared: Sequence[Compared], tests: Test
     brief = f"{len(rows)} layers have negative norm weights; making these positive changes the regime of {changed}"
     if not observed["layers"]:
         return Verdict(judgement="not run", brief=brief, because=words)
-    is_refuted = bool(rows) and not moved and share_left_open(len(rows)) <= MOST_OTHERS
-    judgement: Judgement = "confirmed" if changed else "refuted" if is_refuted else "undecided"
-    return Verdict(judgement=judgement, brief=brief, because=words)
+    is_whole = bool(rows) and not observed.get("missing") and share_left_open(len(rows)) <= MOST_OTHERS
+    judgement: Judgement = "confirmed" if changed else "refuted" if is_whole and not moved else "undecided"
+    return Verdict(judgement=judgement, brief=brief + _missing(observed), because=words + _missing(observed))
 
 
 def is_change(row: Row) -> bool:

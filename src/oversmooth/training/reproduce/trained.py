@@ -1,6 +1,7 @@
 """Claims 5 to 8: numbers of training runs, one row per run; nothing is averaged before it is kept."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from statistics import mean
 
 from oversmooth.training.reproduce.claim import Observations
@@ -53,7 +54,9 @@ def _numbers(run: Trained) -> dict[str, float | None]:
         "worst_layer": min(changes),
         "smoothing_layers": float(sum(change < -SMOOTHS for change in changes)),
     }
-    return {name: None if value is None else round(value, 6) for name, value in found.items()}
+    return {
+        name: round(value, 6) if value is not None and math.isfinite(value) else None for name, value in found.items()
+    }
 
 
 def what_attention_does(observed: Observations) -> list[Row]:
@@ -66,13 +69,19 @@ def what_attention_does(observed: Observations) -> list[Row]:
             "setting": setting,
             "variant": variant,
             "runs": len(rows),
-            "change_of_log(HFC/LFC)": round(mean(row["attention"] for row in rows), 3),
-            "cosine_after_last_layer": round(mean(row["last_cosine"] for row in rows), 3),
-            "attention_layers_that_smooth_by_more_than_0.05": round(mean(row["smoothing_layers"] for row in rows), 1),
-            "worst_layer": round(min(row["worst_layer"] for row in rows), 3),
+            "change_of_log(HFC/LFC)": _of_runs(mean, rows, "attention", 3),
+            "cosine_after_last_layer": _of_runs(mean, rows, "last_cosine", 3),
+            "attention_layers_that_smooth_by_more_than_0.05": _of_runs(mean, rows, "smoothing_layers", 1),
+            "worst_layer": _of_runs(min, rows, "worst_layer", 3),
         }
         for (setting, variant), rows in groups.items()
     ]
+
+
+def _of_runs(what: Callable[[list[float]], float], rows: Sequence[Row], name: str, digits: int) -> float | None:
+    """Over the runs that have the number."""
+    values = [row[name] for row in rows if row[name] is not None]
+    return round(what(values), digits) if values else None
 
 
 SMOOTHS = 0.05

@@ -42,10 +42,12 @@ def _decided(
     """What the corrected p-values come to."""
     primary = _primary(compared)
     if not any(each.effect for each in primary):
-        reason = "no run has finished"
+        reason = "too few runs have finished for any comparison"
         return Verdict(judgement="not run", brief=reason, because=reason)
     if not tests:
-        return Verdict(judgement="undecided", brief=brief, because=f"{because}; not every run has finished")
+        there = sum(each.effect.units for each in primary if each.effect is not None)
+        missing = f"; waits for runs: {there} of {sum(each.planned for each in primary)} pairs are there"
+        return Verdict(judgement="undecided", brief=brief + missing, because=because + missing)
     because += f"; p = {tests['confirmed']:.2g} for confirmed, {tests['refuted']:.2g} for refuted"
     otherwise: Judgement = "no difference larger than the margin" if is_equal else "undecided"
     return Verdict(judgement=first_clear(tests) or otherwise, brief=brief, because=because)

@@ -32,7 +32,8 @@ def reproduction(folder: Path, experiments, loss: float) -> Path:
             out = folder / run.folder
             out.mkdir(parents=True)
             recipe = load_recipe(run.recipe, run.overrides).model_dump(mode="json")
-            manifest = {"finished": True, "fraction": 1.0, "recipe": recipe, "results": {"eval_loss": loss}}
+            manifest = {"finished": True, "variant": run.variant, "seed": run.seed, "fraction": 1.0, "recipe": recipe}
+            manifest["results"] = {"eval_loss": loss}
             (out / "manifest.json").write_text(json.dumps(manifest))
             value = loss - 0.5 * (run.variant == "smooth") + 0.001 * run.seed * len(run.variant)
             rows.append({"setting": experiment.name, "variant": run.variant, "unit": run.seed, "loss": value})

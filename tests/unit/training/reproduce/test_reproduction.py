@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -151,6 +152,21 @@ def test_readers_see_every_rate_that_was_tried_and_a_choice_at_the_edge():
     ]
 
 
+def test_a_variant_of_which_not_every_rate_was_tried_waits(tmp_path):
+    class Incomplete(Rated):
+        def there(self, planned):
+            return [run for run in planned if run.folder != "runs/digits-rates-0.0003-sharpen-seed0"]
+
+    materials = Incomplete(out=tmp_path, targets=(), trains=False)
+    rates = tuning.chosen_rates(materials, {TUNING: ("sharpen", "smooth")})
+    assert rates == {TUNING.name: {"smooth": 3e-3}}
+    assert {run.variant for run in runs_of(DIGITS, ("sharpen", "smooth"), rates)} == {"smooth"}
+    quick = Rated(out=tmp_path, targets=(), is_quick=True)
+    rates = tuning.chosen_rates(quick, {TUNING: ("vanilla", "smooth"), DEEP_TUNING: ("smooth",)})
+    assert rates == {TUNING.name: {"vanilla": None, "smooth": RATES[1]}, DEEP_TUNING.name: {"smooth": None}}
+    assert {run.variant for run in runs_of(DIGITS, ("vanilla", "smooth"), rates)} == {"vanilla", "smooth"}
+
+
 def test_text_chooses_the_rate_with_the_lowest_loss_on_sequences_that_it_does_not_train_on(tmp_path):
     materials = Rated(out=tmp_path, targets=())
     rates = tuning.chosen_rates(materials, {TEXT_TUNING: ("sharpen", "smooth")})
@@ -193,16 +209,21 @@ def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
     assert asked == [planned]
     assert planned.arguments(tmp_path) == [*words.split(), folder, "--resume"]
     recipe = load_recipe("digits", overrides).model_dump(mode="json")
-    manifest = SimpleNamespace(finished=True, fraction=0.5, recipe=recipe)
+    found = {"variant": "smooth", "seed": 1, "fraction": 0.5, "recipe": recipe}
+    manifest = SimpleNamespace(finished=True, model_dump=lambda mode: found)
     monkeypatch.setattr("oversmooth.training.reproduce.materials.read_manifest", lambda folder: manifest)
     materials.train([planned])
     assert len(asked) == 1
-    manifest.recipe["model"]["depth"] = 4  # as if the recipe had changed since, with the same overrides
+    recipe["model"]["depth"] = 4  # as if the recipe had changed since, with the same overrides
     with pytest.raises(NotWritable, match=r"a run with other settings.*: model.depth was 4 and would be 3"):
         materials.train([planned])
-    manifest.recipe["model"]["depth"], manifest.fraction = 3, 1.0
-    with pytest.raises(NotWritable, match=r"fraction was 1.0 and would be 0.5"):
-        materials.train([planned])
+    assert replace(materials, trains=False).there([planned]) == [], "nothing has to make room where nothing is trained"
+    recipe["model"]["depth"] = 3
+    for name, other in (("fraction", 1.0), ("variant", "vanilla"), ("seed", 2)):
+        mine, found[name] = found[name], other
+        with pytest.raises(NotWritable, match=f"{name} was {other!r} and would be {mine!r}"):
+            materials.train([planned])
+        found[name] = mine
 
 
 def test_runs_that_choose_a_rate_are_not_analysed_and_all_others_are(tmp_path):
@@ -231,6 +252,48 @@ def test_a_folder_that_holds_something_is_only_used_to_go_on(tmp_path):
     with pytest.raises(NotWritable, match="not empty"):
         Materials(out=tmp_path, targets=()).require_place(resume=False)
     Materials(out=tmp_path, targets=()).require_place(resume=True)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [({"scale": "cpu"}, "results of scale 'cpu'"), ({"variant": "smooth"}, "something else than a reproduction")],
+)
+def test_results_of_another_scale_and_other_folders_are_not_written_over(tmp_path, manifest, words):
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(NotWritable, match=words):
+        Materials(out=tmp_path, targets=(), is_quick=True).require_place(resume=True)
+
+
+def test_a_claim_that_is_run_again_leaves_the_others_as_they_are(tmp_path):
+    for name in ("language", "vision"):
+        reproduce(chosen(name), Materials(out=tmp_path, targets=(), trains=False))
+    assert list(json.loads((tmp_path / "claims.json").read_text())) == ["vision", "language"], "in their order"
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["judgements"] == {"vision": "not run", "language": "not run"}
+    assert "Of 2 claims: 2 not run." in (tmp_path / "claims.md").read_text()
+
+
+def test_a_model_counts_once_whatever_it_is_called(tmp_path):
+    model = minilm_folder()
+    link = tmp_path / model.parent.name / model.name
+    link.parent.mkdir()
+    link.symlink_to(model)
+    materials = Materials(out=tmp_path / "out", targets=(str(model), str(link), str(model)))
+    assert len(materials.names) == len(set(materials.names.values())) == 2
+    assert [name for name, _ in materials.live_models()] == [materials.names[str(model)]]
+    (left_out,) = materials.left_out()
+    assert left_out["reason"] == f"it has the weights of {materials.names[str(model)]}"
+
+
+def test_a_finished_run_without_its_analysis_is_named(tmp_path, monkeypatch):
+    planned = PlannedRun(recipe="digits", variant="smooth", seed=1)
+    found = {"variant": "smooth", "seed": 1, "fraction": 1.0, "recipe": planned.settings["recipe"]}
+    manifest = SimpleNamespace(finished=True, model_dump=lambda mode: found)
+    monkeypatch.setattr("oversmooth.training.reproduce.materials.read_manifest", lambda folder: manifest)
+    run = SimpleNamespace(analysis=None, points=[])
+    monkeypatch.setattr("oversmooth.training.reproduce.materials.read_run_folder", lambda folder: run)
+    with pytest.raises(BrokenFile, match=r"digits-smooth-seed1.*whole analysis[\s\S]*Remove that run"):
+        Materials(out=tmp_path, targets=()).trained(planned)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):

@@ -5,9 +5,11 @@ import pytest
 from scipy import stats
 
 from oversmooth.training.reproduce.statistics import (
+    FEWEST_INPUTS,
     LEVEL,
     Effect,
     all_of,
+    direction,
     holm,
     is_equivalent,
     one_of,
@@ -201,3 +203,20 @@ def test_rank_correlations_are_spearmans():
     assert rank_correlation([1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 25.0, 90.0]) == pytest.approx(1)
     assert rank_correlation([1.0, 2.0], [1.0, 2.0]) is None
     assert rank_correlation([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]) is None
+
+
+@pytest.mark.parametrize("images", [1, 8])
+def test_differences_that_agree_but_for_rounding_are_no_spread_to_judge_by(images):
+    """Folds of 359 and 360 images, one and the same number of images apart in each."""
+    sizes = (360, 360, 359, 359, 359)
+    a = [round(300 / size, 6) for size in sizes]
+    b = [round((300 - images) / size, 6) for size in sizes]
+    effect = paired_effect(a, b)
+    assert effect.above() == effect.below() == effect.p == 1.0
+
+
+def test_few_inputs_have_no_direction():
+    few = [0.1 + 0.001 * k for k in range(FEWEST_INPUTS)]
+    assert direction(few, 0.005)[0] == 1
+    assert direction(few[:-1], 0.005)[0] == 0
+    assert direction([0.1 + 1e-9 * k for k in range(16)], 0.005)[0] == 0, "no spread"

@@ -124,7 +124,7 @@ def test_what_was_run_in_part_is_undecided():
     rows = [row for row in observed["runs"] if row["setting"] != TENTH.name]
     found = verdict("vision", {"runs": rows})
     assert found.judgement == "undecided"
-    assert "not every run has finished" in found.because
+    assert "waits for runs: 60 of 80 pairs are there" in found.because
 
 
 @pytest.mark.parametrize("name", ["parametrization", "vision", "language", "baselines"])
@@ -135,7 +135,8 @@ def test_a_verdict_waits_for_every_unit_that_was_planned(name):
     part = observed | {"runs": [row for row in observed["runs"] if row["unit"] != last]}
     found = verdict(name, part)
     assert found.judgement == "undecided"
-    assert found.because.endswith("; not every run has finished")
+    assert "; waits for runs: " in found.brief
+    assert "; waits for runs: " in found.because
 
 
 def test_without_a_variant_that_validation_chose_no_baseline_is_judged():
@@ -314,7 +315,6 @@ def passes(after: float | None) -> list[dict]:
         (("smoothing", "neutral"), "refuted"),
         (("smoothing", "undecided"), "undecided"),
         (("smoothing", "mixed"), "undecided"),
-        ((), "not run"),
     ],
 )
 def test_the_skip_is_a_theorem_that_is_only_checked(regimes, judgement):
@@ -323,6 +323,14 @@ def test_the_skip_is_a_theorem_that_is_only_checked(regimes, judgement):
     found = verdict("skip", observed)
     assert found.judgement == judgement
     assert "without the attention skips in 1 of 1 models" in found.because
+
+
+def test_a_theorem_is_not_called_checked_while_models_that_were_planned_are_missing():
+    observed = {"computed": [{"model": "m", "kind": "pretrained", "regime": "smoothing"}], "passes": passes(0.9)}
+    found = verdict("skip", observed | {"missing": [{"run": "runs/a"}, {"run": "runs/b"}]})
+    assert found.judgement == "undecided"
+    assert "2 models that were to be trained here are missing" in found.brief
+    assert verdict("skip", {"computed": [], "passes": []}).judgement == "not run"
 
 
 def test_features_that_are_gone_without_skips_count_as_nothing():
