@@ -324,6 +324,8 @@ def test_the_analysis_round_trips(analysis):
         (["report", "nowhere"], ("Nothing was found",)),
         (["report", "-o", "no/such/folder/r.html"], ("no folder",)),
         (["report", "--run", "absent.jsonl"], ("JSONL file written by the monitor",)),
+        (["report", "--run", "."], ("expected the folder of a run, with manifest.json, found none",)),
+        (["report", "one", "--run", "run"], ("Give only one of a model, --run",)),
         (["report", "one", "two", "--save", "both.json"], ("--save must be given with one model", "several models")),
         (["report", "one", "two", "--figures", "both"], ("--figures must be given with one model",)),
     ],

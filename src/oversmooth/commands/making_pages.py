@@ -70,9 +70,9 @@ def run_page(path: Path) -> "Page":
     """Curves over training: of the folder of a run, or of what a monitor wrote."""
     from oversmooth.output.report.run_pages import watched_page
     from oversmooth.output.report.training import read_run, training_page
-    from oversmooth.training.recipes.run_folders import is_run_folder, read_run_folder
+    from oversmooth.training.recipes.run_folders import read_run_folder
 
-    if is_run_folder(path):
+    if path.is_dir():  # one that is not of a run is refused with what was expected
         return watched_page([read_run_folder(path)])
     return training_page(path, read_run(path))
 

@@ -27,7 +27,7 @@ from oversmooth.commands.options import (
 )
 from oversmooth.commands.reading import reads_data
 from oversmooth.data.reading import ReadingOptions
-from oversmooth.errors import BadValue
+from oversmooth.errors import BadValue, Conflict
 from oversmooth.output.whole_files import require_writable, write_whole
 
 Solve = Annotated[
@@ -80,6 +80,8 @@ def report(
     require_writable(save)
     _require_one(targets or [], {"--save": save, "--figures": figures})
     if run is not None:
+        if targets:
+            raise Conflict(["a model", "--run"])
         page = run_page(run)
     else:
         how = {"base": base, "dtype": dtype, "offload": offload}

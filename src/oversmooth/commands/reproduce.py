@@ -40,16 +40,24 @@ def reproduce(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what a stopped run left in the folder.")] = False,
 ) -> None:
     """Check the paper's claims by protocols that were written before: verdicts, effects with intervals, what they rest on."""
-    from oversmooth.errors import UnknownName
+    from oversmooth.errors import Conflict, UnknownName
     from oversmooth.training.reproduce.claims import chosen
 
     claims = chosen(claim)
     if scale not in ("cpu", "full"):
         raise UnknownName("scale", scale, ("cpu", "full"))
     if scale == "full":
+        given = {"--quick": quick, "--model": model, "--no-train": not train, "--resume": resume}
+        if surplus := [name for name, value in given.items() if value]:
+            raise Conflict(["--scale full", *surplus])
+        typer.echo("# For GPUs, at the recipes' own learning rates. Nothing here is judged: compare what comes out.\n")
+        shown: set[str] = set()
         for each in claims:
+            new = [command for command in each.commands if command not in shown]
+            above = len(each.commands) - len(new)
             typer.echo(f"# {each.number} {each.name}: {each.statement}\n# cost: {each.cost['full']}")
-            typer.echo("\n".join(each.commands) + "\n")
+            typer.echo("\n".join([*([f"# and {above} commands that stand above"] if above else []), *new]) + "\n")
+            shown |= set(new)
         return
     import shlex
     import sys

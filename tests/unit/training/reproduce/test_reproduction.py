@@ -9,9 +9,10 @@ import huggingface_hub
 import pytest
 import torch
 import typer
+from typer.testing import CliRunner
 
 from oversmooth.commands.app import app
-from oversmooth.errors import BrokenFile, NotWritable, RunFailed, TargetNotFound, UnknownName
+from oversmooth.errors import BrokenFile, Conflict, NotWritable, RunFailed, TargetNotFound, UnknownName
 from oversmooth.models.embedded import minilm_folder
 from oversmooth.output.report.render import render
 from oversmooth.training.recipes.train import load_recipe
@@ -358,6 +359,18 @@ def test_the_commands_of_the_papers_scale_are_understood_by_the_command_line(cla
         verb = command_line.commands[words[1]]
         with verb.make_context(words[1], words[2:]):
             pass
+
+
+def test_the_papers_scale_prints_every_command_once_and_takes_no_other_options():
+    done = CliRunner().invoke(app, ["reproduce", "all", "--scale", "full"])
+    commands = [line for line in done.stdout.splitlines() if line.startswith("oversmooth ")]
+    assert done.exit_code == 0
+    assert set(commands) == {command for claim in CLAIMS for command in claim.commands}
+    assert len(commands) == len(set(commands))
+    assert "# and 9 commands that stand above" in done.stdout
+    refused = CliRunner().invoke(app, ["reproduce", "all", "--scale", "full", "--quick", "--resume"])
+    assert isinstance(refused.exception, Conflict)
+    assert list(refused.exception.options) == ["--scale full", "--quick", "--resume"]
 
 
 # --- pages ----------------------------------------------------------------------------------------------------------
