@@ -46,8 +46,8 @@ def _decided(
         return Verdict(judgement="not run", brief=reason, because=reason)
     if not tests:
         there = sum(each.effect.units for each in primary if each.effect is not None)
-        missing = f"; waits for runs: {there} of {sum(each.planned for each in primary)} pairs are there"
-        return Verdict(judgement="undecided", brief=brief + missing, because=because + missing)
+        missing = f"waits for runs: {there} of {sum(each.planned for each in primary)} pairs are there"
+        return Verdict(judgement="undecided", brief=f"{missing}; {brief}", because=f"{missing}; {because}")
     because += f"; p = {tests['confirmed']:.2g} for confirmed, {tests['refuted']:.2g} for refuted"
     otherwise: Judgement = "no difference larger than the margin" if is_equal else "undecided"
     return Verdict(judgement=first_clear(tests) or otherwise, brief=brief, because=because)
@@ -163,8 +163,14 @@ def language_tests(observed: Observations, compared: Sequence[Compared]) -> Test
 def language(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
     """Claim 7: masked-token loss at the largest budget; lower is better."""
     primary = _primary(compared)
-    brief = f"loss of {_pairs([each for each in primary if each.compare.against == 'vanilla'])}"
-    return _decided(brief, _effects(primary), compared, tests, is_equal=_is_equal_to_vanilla(primary))
+    pairs = _pairs([each for each in primary if each.compare.against == "vanilla"])
+    return _decided(
+        f"loss of {pairs or 'no pair with vanilla yet'}",
+        _effects(primary),
+        compared,
+        tests,
+        is_equal=_is_equal_to_vanilla(primary),
+    )
 
 
 # --- claim 8 --------------------------------------------------------------------------------------------------------
