@@ -23,7 +23,8 @@ from pathlib import Path
 from training_tables import Row, compared, comparisons_table, kept_table, mean, portable, rows_of, save, spread
 
 from oversmooth.training.reproduce.comparisons import ACCURACY
-from oversmooth.training.reproduce.materials import Materials, PlannedRun, Trained
+from oversmooth.training.reproduce.materials import Materials, Trained
+from oversmooth.training.reproduce.planned_runs import PlannedRun
 
 TITLE = "10,000 images of CIFAR-10, a vision transformer of 6 layers behind a convolution, three seeds"
 RECIPE = str(Path(__file__).parent / "cifar10_small.toml")

@@ -26,8 +26,8 @@ from oversmooth.training.reproduce.claim import Claim
 from oversmooth.training.reproduce.claims import CLAIMS, FAMILY
 from oversmooth.training.reproduce.experiments import Rates, runs_of
 from oversmooth.training.reproduce.judging import judged
-from oversmooth.training.reproduce.materials import settings_of
 from oversmooth.training.reproduce.pages import counted, markdown_of, numbers_of
+from oversmooth.training.reproduce.planned_runs import settings_of
 
 BESIDE = ("cifar10", "mini_bert")
 KEPT = harness.RESULTS / "claims"

@@ -32,7 +32,7 @@ from training_tables import (
 from oversmooth.training.reproduce.comparisons import NATS
 from oversmooth.training.reproduce.experiments import FRESH, TEXT_TUNING
 from oversmooth.training.reproduce.experiments import SEEDS as UNITS
-from oversmooth.training.reproduce.materials import PlannedRun
+from oversmooth.training.reproduce.planned_runs import PlannedRun
 
 TITLE = "The documentation inside Python, a crammed BERT of 8 layers, three seeds"
 VARIANTS = ("vanilla", "free", "sharpen", "smooth")

@@ -14,7 +14,8 @@ from oversmooth.environment.versions import TRAINING, machine, versions
 from oversmooth.training.recipes.manifest import Manifest
 from oversmooth.training.recipes.train import load_recipe
 from oversmooth.training.reproduce.comparisons import BOTH
-from oversmooth.training.reproduce.materials import Materials, PlannedRun, Trained
+from oversmooth.training.reproduce.materials import Materials, Trained
+from oversmooth.training.reproduce.planned_runs import PlannedRun
 from oversmooth.training.reproduce.statistics import Effect, holm, outcome, paired_effect
 
 VARIANTS = ("vanilla", "sharpen", "smooth")

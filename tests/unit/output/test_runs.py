@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -169,6 +171,13 @@ def test_what_lies_within_the_spread_is_no_difference(analysis):
 def test_without_a_plain_run_or_before_the_end_nothing_is_judged(analysis):
     assert "needs a vanilla run beside it" in intention_words(grouped([run("sharpen", analysis=analysis)]))[0]
     assert "nothing is judged yet" in intention_words(grouped([run(), run("sharpen")]))[0]
+
+
+def test_a_finished_run_without_an_analysis_is_not_called_unfinished(analysis):
+    plain = run(analysis=with_end(analysis, 0.5))
+    bare = replace(run("sharpen", analysis=analysis), analysis=None)
+    assert runs_page([plain, bare]).verdict.endswith(" Not analysed: sharpen.")
+    assert runs_page([plain, run("sharpen")]).verdict.endswith(" Not finished: sharpen.")
 
 
 def test_the_page_has_accuracy_beside_smoothing_and_a_row_per_run(analysis):

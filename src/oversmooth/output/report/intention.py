@@ -53,7 +53,7 @@ def _judged(group: RunGroup, plain: RunGroup | None) -> str:
         return f"{group.said} intends {group.runs[0].intends}; whether it did needs a {PLAIN} run beside it."
     end, other = end_of(group), end_of(plain)
     if end is None or other is None:
-        missing = "not every run has finished and been analysed, so nothing is judged"
+        missing = "not every run has finished and been analysed, so nothing is judged yet"
         return f"{group.said} intends {group.runs[0].intends}; {missing}."
     numbers = f"mean cosine {end.mean:.2f} at the output, {plain.said} {other.mean:.2f}"
     if end.low <= other.high and other.low <= end.high:

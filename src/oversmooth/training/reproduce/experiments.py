@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from oversmooth.training.reproduce.materials import PlannedRun
+from oversmooth.training.reproduce.planned_runs import PlannedRun
 
 FOLDS = SEEDS = 5
 """Units of every condition that decides."""

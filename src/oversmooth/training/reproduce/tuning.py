@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from oversmooth.training.reproduce.experiments import RATES, Experiment, Rates
-from oversmooth.training.reproduce.materials import Materials, PlannedRun, Row
+from oversmooth.training.reproduce.materials import Materials, Row
+from oversmooth.training.reproduce.planned_runs import PlannedRun
 
 OURS = ("sharpen", "smooth")
 """What validation has to choose between in claim 8."""

@@ -34,8 +34,9 @@ from oversmooth.training.reproduce.experiments import (
     TUNINGS,
     runs_of,
 )
-from oversmooth.training.reproduce.materials import INPUTS, Materials, PlannedRun, train_one
+from oversmooth.training.reproduce.materials import INPUTS, Materials
 from oversmooth.training.reproduce.pages import SMOKE, markdown_of, page_of
+from oversmooth.training.reproduce.planned_runs import PlannedRun, train_one
 from oversmooth.training.reproduce.reproduction import found_models, reproduce
 
 # --- the table of claims --------------------------------------------------------------------------------------------
