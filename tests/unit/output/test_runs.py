@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -175,7 +173,7 @@ def test_without_a_plain_run_or_before_the_end_nothing_is_judged(analysis):
 
 def test_a_finished_run_without_an_analysis_is_not_called_unfinished(analysis):
     plain = run(analysis=with_end(analysis, 0.5))
-    bare = replace(run("sharpen", analysis=analysis), analysis=None)
+    bare = dataclasses.replace(run("sharpen", analysis=analysis), analysis=None)
     assert runs_page([plain, bare]).verdict.endswith(" Not analysed: sharpen.")
     assert runs_page([plain, run("sharpen")]).verdict.endswith(" Not finished: sharpen.")
 
