@@ -12,7 +12,6 @@ import harness
 
 from oversmooth.environment.versions import TRAINING, machine, versions
 from oversmooth.training.recipes.manifest import Manifest
-from oversmooth.training.recipes.train import load_recipe
 from oversmooth.training.reproduce.comparisons import BOTH
 from oversmooth.training.reproduce.materials import Materials, Trained
 from oversmooth.training.reproduce.planned_runs import PlannedRun
@@ -40,10 +39,11 @@ def rows_of(name: str, planned: Sequence[PlannedRun], out: Path, row: Callable[[
     """A row per run. What the kept table or `out` holds with the same settings is not trained again."""
     materials = Materials(out=out, targets=())
     kept = {_settings(each["manifest"]): each for each in kept_table(name).get("rows", ())}
-    missing = [run for run in planned if _planned(run) not in kept]
+    settings = {run: _planned(run) for run in planned}
+    missing = [run for run in planned if settings[run] not in kept]
     materials.train(missing)
-    kept |= {_planned(run): row(materials.trained(run)) for run in missing}
-    return [kept[_planned(run)] for run in planned]
+    kept |= {settings[run]: row(materials.trained(run)) for run in missing}
+    return [kept[settings[run]] for run in planned]
 
 
 Settings = tuple[str, int, float, str | None]
@@ -55,8 +55,7 @@ def _settings(manifest: Mapping[str, Any]) -> Settings:
 
 
 def _planned(run: PlannedRun) -> Settings:
-    recipe = load_recipe(run.recipe, run.overrides).model_dump(mode="json")
-    return run.variant, run.seed, run.fraction, hash_of(recipe)
+    return run.variant, run.seed, run.fraction, hash_of(run.settings["recipe"])
 
 
 def hash_of(recipe: Mapping[str, Any]) -> str:

@@ -111,8 +111,10 @@ def _ends_words(groups: Sequence[RunGroup]) -> str:
     without = [group for group in groups if group.said not in ends]
     for title, is_done in (("Not finished", False), ("Not analysed", True)):
         names = [group.said for group in without if all(run.is_finished for run in group.runs) == is_done]
-        if names:
-            parts.append(f"{title}: {f'{len(names)} of {len(groups)}' if len(names) > SHOWN else ', '.join(names)}")
+        if len(names) > SHOWN:
+            parts.append(f"{title}: {len(names)} of {len(groups)}")
+        elif names:
+            parts.append(f"{title}: {', '.join(names)}")
     return ". ".join(parts) + "."
 
 

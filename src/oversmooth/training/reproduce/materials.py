@@ -18,6 +18,7 @@ from oversmooth.models.opening import open_source
 from oversmooth.output.whole_files import make_folder, require_free
 from oversmooth.results import Analysis, Progress, no_progress
 from oversmooth.results.json_text import json_object
+from oversmooth.results.text_files import read_text_file
 from oversmooth.surveys.reading import Options, content_of
 from oversmooth.training.recipes.manifest import NAME as MANIFEST
 from oversmooth.training.recipes.manifest import Manifest, first_difference, read_manifest
@@ -138,8 +139,8 @@ class Materials:
 
     def earlier(self, name: str) -> dict[str, Any]:
         """What an earlier run wrote into a file of the folder; empty where there is none."""
-        path = self.out / name
-        return json_object(path.read_text(encoding="utf-8"), str(path), "a JSON object") if path.is_file() else {}
+        path, what = self.out / name, "what `oversmooth reproduce` wrote"
+        return json_object(read_text_file(path, what), str(path), what) if path.is_file() else {}
 
     def require_targets(self) -> None:
         """Refuses a model that is not there or not declared, before anything is trained."""
@@ -232,11 +233,7 @@ def _evaluations(points: Sequence[Mapping[str, float]]) -> dict[float, dict[str,
 
 
 def short_names(targets: Sequence[str]) -> dict[str, str]:
-    """The last two parts of each path or hub id; more where two would have the same."""
-    found = {target: _tail(target, 2) for target in targets}
+    """The last two parts of each path or hub id; all of them where two would have the same."""
+    found = {target: "/".join([part for part in target.split("/") if part][-2:]) for target in targets}
     shown = list(found.values())
     return {target: name if shown.count(name) == 1 else target for target, name in found.items()}
-
-
-def _tail(target: str, parts: int) -> str:
-    return "/".join([part for part in target.rstrip("/").split("/") if part][-parts:])

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from oversmooth.output.markdown_text import line_text
+from oversmooth.output.markdown_text import line_text, table_text
 from oversmooth.output.report.blocks import Block, Items, Page, Section, Strip, StripItem, Words, table_of
 from oversmooth.training.reproduce.claim import Claim, Finding, Observations
 from oversmooth.training.reproduce.effects_plot import effects_plot
@@ -84,20 +84,21 @@ def markdown_of(claims: Sequence[Claim], findings: Findings, is_quick: bool) -> 
     files = "Numbers: [claims.json](claims.json). How they came about: [manifest.json](manifest.json)."
     lines = ["# The paper's claims, checked", "", SMOKE if is_quick else SCALED_DOWN, ""]
     lines += [*(f"- {rule}" for rule in RULES), "", files, ""]
-    lines += [counted([findings[claim.name].verdict.judgement for claim in claims]), ""]
-    lines += ["| claim | verdict | found |", "|---|---|---|"]
-    for claim in claims:
-        verdict = findings[claim.name].verdict
-        statement = f"{claim.number} {claim.name}: {claim.statement}"
-        lines.append(f"| {_cell(statement)} | **{verdict.judgement}** | {_cell(verdict.brief)} |")
+    verdicts = [(claim, findings[claim.name].verdict) for claim in claims]
+    lines += [counted([verdict.judgement for _, verdict in verdicts]), ""]
+    summary = [
+        [f"{claim.number} {claim.name}: {claim.statement}", f"**{verdict.judgement}**", verdict.brief]
+        for claim, verdict in verdicts
+    ]
+    lines.append(table_text(["claim", "verdict", "found"], summary))
     for claim, finding in _each_table_once(claims, findings):
         lines += ["", f"## {claim.number}. {claim.statement}", ""]
         lines += [f"**{finding.verdict.judgement}**: {line_text(finding.verdict.because)}.", ""]
         lines += [f"- {fact}" for fact in _facts(claim)]
         for title, rows in _tables(finding):
-            lines += ["", f"{title}:", "", *_markdown_table(rows, tuple(rows[0]))]
+            lines += ["", f"{title}:", "", _markdown_table(rows)]
         if finding.weights:
-            lines += ["", WEIGHTS, "", *_markdown_table(finding.weights, tuple(finding.weights[0]))]
+            lines += ["", WEIGHTS, "", _markdown_table(finding.weights)]
     return "\n".join(lines) + "\n"
 
 
@@ -147,18 +148,14 @@ def _facts(claim: Claim) -> list[str]:
     ]
 
 
-def _markdown_table(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
-    lines = ["| " + " | ".join(name.replace("_", " ") for name in names) + " |", "|" + "---|" * len(names)]
-    return lines + ["| " + " | ".join(_cell(row[name]) for name in names) + " |" for row in rows]
+def _markdown_table(rows: Sequence[Row]) -> str:
+    names = [name.replace("_", " ") for name in rows[0]]
+    return table_text(names, [["" if value is None else str(value) for value in row.values()] for row in rows])
 
 
 def _plain(text: str) -> str:
     """Without the marks of Markdown."""
     return text.replace("`", "")
-
-
-def _cell(value: object) -> str:
-    return "" if value is None else line_text(str(value)).replace("|", "\\|")
 
 
 def page_of(claims: Sequence[Claim], findings: Findings, facts: Mapping[str, str], is_quick: bool) -> Page:

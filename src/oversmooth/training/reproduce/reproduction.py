@@ -42,8 +42,9 @@ def reproduce(claims: tuple[Claim, ...], materials: Materials, command: str = ""
     make_folder(materials.out)
     materials.require_targets()
     observed = _kept(claims, materials)
+    earlier = materials.earlier(MANIFEST) if observed else {}
     all_claims = [claim.for_scale(materials.is_quick) for claim in CLAIMS]
-    _train([claim for claim in all_claims if claim.name in manifest["claims"]], materials)
+    _train([claim.for_scale(materials.is_quick) for claim in claims], materials)
     findings: dict[str, Finding] = {}
     for claim in claims:
         observed[claim.name] = claim.observe(materials)
@@ -52,8 +53,8 @@ def reproduce(claims: tuple[Claim, ...], materials: Materials, command: str = ""
         manifest |= {
             "seconds": round(time.perf_counter() - began, 1),
             "judgements": {each.name: findings[each.name].verdict.judgement for each in done},
-            "models": materials.hashes(),
-            "rates": materials.rates,
+            "models": earlier.get("models", {}) | materials.hashes(),
+            "rates": {**earlier.get("rates", {}), **materials.rates},
         }
         texts = {
             "claims.md": markdown_of(done, findings, materials.is_quick),

@@ -113,8 +113,11 @@ def _models(materials: Materials) -> Iterator[_Named]:
 
 def _missing(materials: Materials) -> list[Row]:
     """Models that were to be trained here and are not there."""
-    planned = [run for experiment in TRAINED for run in runs_of(experiment.for_scale(materials.is_quick), ("vanilla",))]
-    return [{"run": run.folder} for run in planned if not (materials.out / run.folder / "analysis.json").is_file()]
+    found = []
+    for experiment in (each.for_scale(materials.is_quick) for each in TRAINED):
+        there = {run.folder for run in materials.there(runs_of(experiment, ("vanilla",), materials.rates))}
+        found += [{"run": run.folder} for run in runs_of(experiment, ("vanilla",)) if run.folder not in there]
+    return found
 
 
 def _unconstrained(materials: Materials, experiment: Experiment) -> Iterator[_Named]:

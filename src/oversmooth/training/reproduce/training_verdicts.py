@@ -176,9 +176,14 @@ def language(observed: Observations, compared: Sequence[Compared], tests: Tests)
 # --- claim 8 --------------------------------------------------------------------------------------------------------
 
 
+def _chosen(observed: Observations) -> str | None:
+    """Sharpen or smooth, as validation images chose; none where they could not."""
+    return next((row["variant"] for row in observed.get("chosen", ())), None)
+
+
 def is_of_the_chosen(observed: Observations, compare: Compare) -> bool:
     """Whether a comparison is of the variant that validation chose; no other decides."""
-    return [compare.of] == [row["variant"] for row in observed.get("chosen", ())]
+    return compare.of == _chosen(observed)
 
 
 def baselines_tests(observed: Observations, compared: Sequence[Compared]) -> Tests:
@@ -195,6 +200,5 @@ def baselines_tests(observed: Observations, compared: Sequence[Compared]) -> Tes
 def baselines(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
     """Claim 8: the variant that validation chose, against both baselines."""
     primary = _primary(compared)
-    chosen = "".join({each.compare.of for each in primary})
-    because = f"{chosen} was chosen on validation images: {_effects(primary)}"
+    because = f"{_chosen(observed)} was chosen on validation images: {_effects(primary)}"
     return _decided(f"accuracy of {_pairs(primary)}", because, compared, tests)

@@ -267,11 +267,15 @@ def test_results_of_another_scale_and_other_folders_are_not_written_over(tmp_pat
 
 
 def test_a_claim_that_is_run_again_leaves_the_others_as_they_are(tmp_path):
-    for name in ("language", "vision"):
-        reproduce(chosen(name), Materials(out=tmp_path, targets=(), trains=False))
+    reproduce(chosen("language"), Materials(out=tmp_path, targets=(), trains=False))
+    manifest = json.loads((tmp_path / "manifest.json").read_text()) | {"models": {"a/model": "its hash"}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    reproduce(chosen("vision"), Materials(out=tmp_path, targets=(), trains=False))
     assert list(json.loads((tmp_path / "claims.json").read_text())) == ["vision", "language"], "in their order"
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["judgements"] == {"vision": "not run", "language": "not run"}
+    assert manifest["models"] == {"a/model": "its hash"}, "of numbers that stay"
+    assert set(manifest["rates"]) == {tuned.name for tuned in TUNINGS}
     assert "Of 2 claims: 2 not run." in (tmp_path / "claims.md").read_text()
 
 
