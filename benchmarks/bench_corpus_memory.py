@@ -17,7 +17,7 @@ LARGE, SMALL, LIMIT = 2 * 10**9, 10**8, 10**9
 MAKE = """
 import json, sys
 from pathlib import Path
-from oversmooth.training.recipes.language.corpus import CorpusSettings, prepare_corpus
+from oversmooth.recipes.corpus import CorpusSettings, prepare_corpus
 settings = CorpusSettings(source=sys.argv[1], vocab_size=8192, trash_cutoff=0.5, tokenizer_documents=20_000)
 print(json.dumps(prepare_corpus(settings, Path(sys.argv[2])).facts))
 """

@@ -24,7 +24,7 @@ from scipy.optimize import linear_sum_assignment
 
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.results import HeadSpectrum, Spectrum
-from oversmooth.spectra.inspection import in_order
+from oversmooth.spectra.inspect import in_order
 from oversmooth.spectra.spectrum import head_spectra, spectrum
 from oversmooth.spectra.value_map import plain_map
 

@@ -17,10 +17,9 @@ import numpy
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from oversmooth.training.recipes.language.corpus import Corpus
-from oversmooth.training.recipes.language.masking import masked
-from oversmooth.training.recipes.runner import RunRequest, train_job
-from oversmooth.training.recipes.train import kind_of, load_recipe
+from oversmooth.recipes.corpus import Corpus
+from oversmooth.recipes.cramming import masked
+from oversmooth.recipes.train import RunRequest, kind_of, load_recipe, train_job
 
 STEPS, ROUNDS, LIMIT, BATCH, LENGTH, VOCABULARY = 4, 2, 0.95, 8, 128, 32768
 SETTINGS = (
@@ -51,7 +50,7 @@ def corpus(folder: Path) -> Corpus:
 
 def recipe_seconds(data: Corpus, out: Path, variant: str) -> list[float]:
     """Seconds of the steps of a run, after the first."""
-    from oversmooth.training.recipes.language import job as language
+    from oversmooth.recipes import language
 
     language.load_corpus = lambda settings, given: data
     ends: list[float] = []
@@ -84,7 +83,7 @@ def plain_seconds(data: Corpus) -> list[float]:
 
 def check_answer(data: Corpus) -> None:
     """Decoding masked tokens only gives the loss of decoding all of them."""
-    from oversmooth.training.recipes.language.job import build_model
+    from oversmooth.recipes.language import build_model
 
     torch.manual_seed(harness.SEED)
     model = build_model(load_recipe("pile-bert-steps", SETTINGS), VOCABULARY)

@@ -11,7 +11,7 @@ import torch
 from bench_control_vit import BATCH, training_step, vit_tiny
 
 import oversmooth as osm
-from oversmooth.control.token_scale import TokenScale
+from oversmooth.control.eigenbasis import TokenScale
 
 ROUNDS = 12
 LIMIT = 1.10

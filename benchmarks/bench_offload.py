@@ -49,7 +49,7 @@ def write_checkpoint(folder: Path, layers: int) -> Path:
 def run(verb: str, folder: Path, how: str) -> None:
     """One verb in this process, `how` being memory, ours or accelerate; prints its numbers and the seconds that it took."""
     import oversmooth as osm
-    from oversmooth.models.opening import open_source
+    from oversmooth.models.open import open_source
 
     harness.fix()
     batch = [{"input_ids": torch.randint(3, SIZES.vocabulary, (SEQUENCES, TOKENS))}]

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from oversmooth.data.samples import sample_images
-from oversmooth.prediction.prediction import predict
-from oversmooth.prediction.theory.operator import LayerOperator, ValuePath
-from oversmooth.prediction.theory.radii import ac_radius, dense_ac_radius
+from oversmooth.prediction.operator import LayerOperator, ValuePath
+from oversmooth.prediction.predict import predict
+from oversmooth.prediction.radii import ac_radii, dense_ac_radius
 from oversmooth.results import Prediction
 
 APPLICATIONS, PASSES, LADDER = 150.0, 60.0, 3.0
@@ -62,7 +62,7 @@ def small_layer(tokens: int) -> LayerOperator:
 
 def assert_answers(found: Prediction, layer: LayerOperator) -> None:
     """Both routes agree where both exist, the ladder ends in the measurement, and every search converged."""
-    searched, exact = ac_radius(layer, tolerance=1e-9), dense_ac_radius(layer)
+    searched, exact = ac_radii([layer], [None], tolerance=1e-9)[0], dense_ac_radius(layer)
     assert abs(searched.value - exact.value) < 1e-6, (searched.value, exact.value)
     for item in found.layers:
         assert item.identity_error < 1e-3, item.identity_error
@@ -82,7 +82,7 @@ def times(model: nn.Module, images: Tensor, layer: LayerOperator) -> dict[str, f
             "predict": lambda: predict(model, [images[:1]], solve=1),
             "forward of several": lambda: [forward(image[None]) for image in images],
             "predict several": lambda: predict(model, [image[None] for image in images], solve=1),
-            "small search": lambda: ac_radius(layer, tolerance=1e-3),
+            "small search": lambda: ac_radii([layer], [None], tolerance=1e-3),
         },
         ROUNDS,
     )

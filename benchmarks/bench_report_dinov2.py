@@ -26,9 +26,8 @@ from typing import Any
 import harness
 
 from oversmooth.analysis import REPORTED, WHAT_IFS
-from oversmooth.prediction.collecting import PredictionObserver
-from oversmooth.prediction.prediction import predict
-from oversmooth.prediction.theory import sample
+from oversmooth.prediction import ladder as sample
+from oversmooth.prediction.predict import PredictionObserver, predict
 from oversmooth.results import Prediction
 
 RATIO, CLOSE = 2.5, 1e-3

@@ -21,12 +21,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from oversmooth.training.recipes.manifest import Manifest
-from oversmooth.training.recipes.runner import RunRequest, train_job
-from oversmooth.training.recipes.train import kind_of, load_recipe
-from oversmooth.training.recipes.vision.augment import TrainingBatch, TrainingImages, training_transform
-from oversmooth.training.recipes.vision.draws import DrawSampler
-from oversmooth.training.recipes.vision.model import build_model, decays
+from oversmooth.recipes.augment import DrawSampler, TrainingBatch, TrainingImages, training_transform
+from oversmooth.recipes.run_folder import Manifest
+from oversmooth.recipes.train import RunRequest, kind_of, load_recipe, train_job
+from oversmooth.recipes.vision import build_model, decays
 
 STEPS, ROUNDS, LIMIT = 5, 3, 0.95
 SETTINGS = ("model.patch_size=4", "hardware.workers=0", "evaluation.corruptions=false")

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from training_tables import Row, compared, comparisons_table, kept_table, mean, portable, rows_of, save, spread
 
-from oversmooth.training.reproduce.comparisons import ACCURACY
-from oversmooth.training.reproduce.materials import Materials, Trained
-from oversmooth.training.reproduce.planned_runs import PlannedRun
+from oversmooth.claims.context import ClaimContext, Trained
+from oversmooth.claims.experiments import PlannedRun
+from oversmooth.claims.trained import ACCURACY
 
 TITLE = "10,000 images of CIFAR-10, a vision transformer of 6 layers behind a convolution, three seeds"
 RECIPE = str(Path(__file__).parent / "cifar10_small.toml")
@@ -57,7 +57,7 @@ def chosen_rates(out: Path, data: str) -> tuple[dict[str, float], list[Row]]:
         for variant in VARIANTS
         for rate in RATES
     }
-    materials = Materials(out=out, targets=())
+    materials = ClaimContext(out=out, targets=())
     materials.train(list(runs.values()))
     manifests = {key: materials.trained(run).manifest for key, run in runs.items()}
     found = {key: manifest.results["eval_accuracy"] for key, manifest in manifests.items()}

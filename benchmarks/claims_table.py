@@ -21,13 +21,11 @@ from typing import Any
 import harness
 from training_tables import NO_DIFFERENCE
 
-from oversmooth.training.recipes.manifest import first_difference
-from oversmooth.training.reproduce.claim import Claim
-from oversmooth.training.reproduce.claims import CLAIMS, FAMILY
-from oversmooth.training.reproduce.experiments import Rates, runs_of
-from oversmooth.training.reproduce.judging import judged
-from oversmooth.training.reproduce.pages import counted, markdown_of, numbers_of
-from oversmooth.training.reproduce.planned_runs import settings_of
+from oversmooth.claims.claim import Claim
+from oversmooth.claims.experiments import Rates, runs_of, settings_of
+from oversmooth.claims.reproduce import CLAIMS, FAMILY, judged, numbers_of
+from oversmooth.output.claims_page import counted, markdown_of
+from oversmooth.recipes.run_folder import first_difference
 
 BESIDE = ("cifar10", "mini_bert")
 KEPT = harness.RESULTS / "claims"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from training_tables import SEEDS, VARIANTS, Row, holds_table, regimes, row_of, rows_of, save, spread, theory_holds
 
-from oversmooth.training.reproduce.planned_runs import PlannedRun
+from oversmooth.claims.experiments import PlannedRun
 
 TITLE = "Handwritten digits, a vision transformer of 12 layers, three seeds"
 

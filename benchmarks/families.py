@@ -32,15 +32,17 @@ import transformers
 from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from oversmooth.environment.files import write_whole
 from oversmooth.errors import NotDiscovered, OversmoothError, RefusedArchitecture, first_line
-from oversmooth.models.discovery.discovery import Discovery
-from oversmooth.models.discovery.known import discovered
-from oversmooth.models.discovery.no_attention import cannot_attend
-from oversmooth.models.discovery.skeleton import NoModelClass, randomise, small_skeletons
+from oversmooth.models.declaration import Discovery
+from oversmooth.models.discovery.skeleton import NoModelClass, randomise
+from oversmooth.models.discovery.watch import cannot_attend, discovered
 from oversmooth.models.families import REFUSED
 from oversmooth.models.identify import known_model_types
 from oversmooth.models.stores.module import describe
-from oversmooth.output.whole_files import write_whole
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.small_skeletons import small_skeletons
 
 TABLE = Path(oversmooth.__file__).parent / "models/families_table.json"
 CPU_SECONDS = 60

@@ -19,10 +19,9 @@ from pathlib import Path
 
 from training_tables import Row, kept_table, save
 
-from oversmooth.training.reproduce.experiments import DEEP, DEEP_TUNING, runs_of
-from oversmooth.training.reproduce.materials import Materials, Trained
-from oversmooth.training.reproduce.trained import SMOOTHS
-from oversmooth.training.reproduce.tuning import chosen_rates
+from oversmooth.claims.context import ClaimContext, Trained, chosen_rates
+from oversmooth.claims.experiments import DEEP, DEEP_TUNING, runs_of
+from oversmooth.claims.trained import SMOOTHS
 
 VARIANTS = ("sharpen", "sharpen-measured")
 AT_THE_TUNED_RATE = replace(DEEP, first_seed=0)
@@ -129,7 +128,7 @@ def main() -> None:
     if sys.argv[1:] == ["--summary"]:
         print(summary(kept_table("measured_scale")["rows"]))
         return
-    materials = Materials(out=Path(sys.argv[1]), targets=())
+    materials = ClaimContext(out=Path(sys.argv[1]), targets=())
     rates = chosen_rates(materials, {DEEP_TUNING: VARIANTS})
     planned = [
         run for experiment in (AT_THE_TUNED_RATE, AT_THE_RECIPES_RATE) for run in runs_of(experiment, VARIANTS, rates)

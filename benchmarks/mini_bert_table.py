@@ -29,10 +29,9 @@ from training_tables import (
     theory_holds,
 )
 
-from oversmooth.training.reproduce.comparisons import NATS
-from oversmooth.training.reproduce.experiments import FRESH, TEXT_TUNING
-from oversmooth.training.reproduce.experiments import SEEDS as UNITS
-from oversmooth.training.reproduce.planned_runs import PlannedRun
+from oversmooth.claims.experiments import FRESH, TEXT_TUNING, PlannedRun
+from oversmooth.claims.experiments import SEEDS as UNITS
+from oversmooth.claims.trained import NATS
 
 TITLE = "The documentation inside Python, a crammed BERT of 8 layers, three seeds"
 VARIANTS = ("vanilla", "free", "sharpen", "smooth")

@@ -28,16 +28,15 @@ import numpy
 import torch
 from training_tables import PROCESSES, SEEDS, Row, portable, save
 
+from oversmooth.claims.claim import holm, outcome, paired_effect
+from oversmooth.claims.experiments import FRESH
 from oversmooth.control.edit import edit
-from oversmooth.models.embedded import minilm_folder
-from oversmooth.output.whole_files import write_whole
-from oversmooth.training.recipes.language.superglue.finetune import finetune
-from oversmooth.training.recipes.language.superglue.reading import read_splits
-from oversmooth.training.recipes.language.superglue.scoring import scored, task_score
-from oversmooth.training.recipes.language.superglue.tasks import TASKS
-from oversmooth.training.recipes.manifest import read_manifest
-from oversmooth.training.reproduce.experiments import FRESH
-from oversmooth.training.reproduce.statistics import holm, outcome, paired_effect
+from oversmooth.environment.files import write_whole
+from oversmooth.models.open import minilm_folder
+from oversmooth.recipes.run_folder import read_manifest
+from oversmooth.recipes.superglue import finetune
+from oversmooth.recipes.superglue_scoring import scored, task_score
+from oversmooth.recipes.superglue_tasks import TASKS, read_splits
 
 CHOSEN = ("cb", "copa", "rte")
 CHANGES = ("training.epochs=20", "optimizer.learning_rate=1e-4", "training.max_tokens=64")

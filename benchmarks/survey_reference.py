@@ -17,8 +17,8 @@ import harness
 
 import oversmooth
 from oversmooth.environment.versions import commit, versions
-from oversmooth.models.embedded import minilm_folder
-from oversmooth.output import reference
+from oversmooth.models.open import minilm_folder
+from oversmooth.results import wording as reference
 
 OUT = Path(reference.__file__).with_name("reference.json")
 DIGITS = 5

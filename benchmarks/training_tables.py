@@ -10,12 +10,12 @@ from typing import Any
 
 import harness
 
+from oversmooth.claims.claim import Effect, holm, outcome, paired_effect
+from oversmooth.claims.context import ClaimContext, Trained
+from oversmooth.claims.experiments import PlannedRun
+from oversmooth.claims.trained import BOTH
 from oversmooth.environment.versions import TRAINING, machine, versions
-from oversmooth.training.recipes.manifest import Manifest
-from oversmooth.training.reproduce.comparisons import BOTH
-from oversmooth.training.reproduce.materials import Materials, Trained
-from oversmooth.training.reproduce.planned_runs import PlannedRun
-from oversmooth.training.reproduce.statistics import Effect, holm, outcome, paired_effect
+from oversmooth.recipes.run_folder import Manifest
 
 VARIANTS = ("vanilla", "sharpen", "smooth")
 SEEDS = (0, 1, 2)
@@ -37,7 +37,7 @@ def kept_table(name: str) -> Row:
 
 def rows_of(name: str, planned: Sequence[PlannedRun], out: Path, row: Callable[[Trained], Row]) -> list[Row]:
     """A row per run. What the kept table or `out` holds with the same settings is not trained again."""
-    materials = Materials(out=out, targets=())
+    materials = ClaimContext(out=out, targets=())
     kept = {_settings(each["manifest"]): each for each in kept_table(name).get("rows", ())}
     settings = {run: _planned(run) for run in planned}
     missing = [run for run in planned if settings[run] not in kept]

@@ -3,7 +3,7 @@
 import sys
 
 import oversmooth as osm
-from oversmooth.models.embedded import minilm_folder
+from oversmooth.models.open import minilm_folder
 
 target = sys.argv[1] if len(sys.argv) > 1 else minilm_folder()
 analysis = osm.analyze(target, max_samples=4, what_ifs=(), solve=1)

@@ -22,7 +22,7 @@ from packaging.metadata import Metadata
 
 ROOT = Path(__file__).parent.parent
 SMOKE = Path(__file__).parent / "smoke.py"
-NEEDED = ("oversmooth/py.typed", "oversmooth/constraints.txt", "oversmooth/training/recipes/digits.toml")
+NEEDED = ("oversmooth/py.typed", "oversmooth/constraints.txt", "oversmooth/recipes/digits.toml")
 """Files of the wheel that no import would miss."""
 
 

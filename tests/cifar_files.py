@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy
 from PIL import Image
 
+from oversmooth.recipes.image_sets import Splits, open_images, splits_of
+from oversmooth.recipes.vision_recipe import VisionData
+
 Arrays = tuple[numpy.ndarray, list[int]]
 
 
@@ -72,3 +75,8 @@ def _png(pixels: numpy.ndarray) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def load_splits(settings: VisionData, data: str | None, fraction: float) -> Splits:
+    """The splits of a recipe, of its own source or of `data`."""
+    return splits_of(settings, open_images(settings, data), fraction)

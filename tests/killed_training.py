@@ -17,8 +17,6 @@ MOMENTS = ("step", "half_written", "before_rename", "after_rename", "final_model
 
 
 def main() -> None:
-    from transformers.trainer_callback import CallbackHandler  # behind oversmooth, whose import hook it may need
-
     moment, count, *arguments = sys.argv[1:]
     left = int(count)
 
@@ -29,6 +27,8 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if moment == "step":
+        from transformers.trainer_callback import CallbackHandler  # behind oversmooth, whose import hook it may need
+
         ended = CallbackHandler.on_step_end
 
         def on_step_end(self, *words):

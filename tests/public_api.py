@@ -23,7 +23,7 @@ def signature(name: str) -> str:
 def _parameters(parameters: list[inspect.Parameter]) -> list[str]:
     found = []
     star_is_due = True
-    for parameter in _with_unpacked_keywords(parameters):
+    for parameter in with_unpacked_keywords(parameters):
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and star_is_due:
             found.append("*")
             star_is_due = False
@@ -33,7 +33,7 @@ def _parameters(parameters: list[inspect.Parameter]) -> list[str]:
     return found
 
 
-def _with_unpacked_keywords(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+def with_unpacked_keywords(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
     """`**options: Unpack[...]` as the keywords that it stands for."""
     found = []
     for parameter in parameters:

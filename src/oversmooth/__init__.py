@@ -9,6 +9,7 @@ osm.measure(target)     # metrics per layer and sub-block on real inputs, and wh
 osm.predict(target)     # exponents, regimes and the ladder of explanation beside the measurement
 osm.measure_lengths(target, lengths=(16, 64))   # the same texts cut to several lengths
 osm.gate(target, rules={"max_cosine": 0.95})   # does it keep within limits? for CI
+osm.open(target)        # loaded once for all of these: model = osm.open(target); model.measure(); model.predict()
 osm.analyze(target)     # all of it -> Analysis (.save_html() .to_json() .to_pandas())
 osm.sharpen(model), osm.smooth(model), osm.constrain(model, low=..., high=...)   # in place, for training
 osm.apply(model, "attnscale"), osm.unapply(model)   # published interventions by name
@@ -27,20 +28,20 @@ Names are imported when they are first used (PEP 562): `import oversmooth` and `
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from oversmooth.environment.torchvision import cure_torchvision_on_import
+from oversmooth.environment.versions import cure_torchvision_on_import
 
 if TYPE_CHECKING:
     from oversmooth.analysis import analyze
+    from oversmooth.control.apply import apply, unapply
     from oversmooth.control.constrain import bake, constrain, sharpen, smooth
     from oversmooth.control.edit import edit
-    from oversmooth.control.interventions import apply, unapply
     from oversmooth.errors import OversmoothError
+    from oversmooth.handle import open
     from oversmooth.measurement.gate import gate
-    from oversmooth.measurement.measurement import measure
-    from oversmooth.models.discovery.discover import discover
-    from oversmooth.models.verify import verify
+    from oversmooth.measurement.measure import measure
+    from oversmooth.models.verify import discover, verify
     from oversmooth.prediction.lengths import measure_lengths
-    from oversmooth.prediction.prediction import predict
+    from oversmooth.prediction.predict import predict
     from oversmooth.results import (
         Ablation,
         Analysis,
@@ -55,14 +56,14 @@ if TYPE_CHECKING:
         TaskLoss,
         Verification,
     )
-    from oversmooth.spectra.inspection import inspect
-    from oversmooth.surveys.frame import read_survey
+    from oversmooth.spectra.inspect import inspect
     from oversmooth.surveys.survey import survey
+    from oversmooth.surveys.table import read_survey
     from oversmooth.training.callback import SmoothingCallback
     from oversmooth.training.monitor import Monitor
-    from oversmooth.worth.ablation import ablate
+    from oversmooth.worth.ablate import ablate
     from oversmooth.worth.edit_curve import edit_curve
-    from oversmooth.worth.pruning import prune
+    from oversmooth.worth.prune import prune
     from oversmooth.worth.task_loss import task_loss
 
     __version__: str
@@ -95,6 +96,7 @@ __all__ = [
     "inspect",
     "measure",
     "measure_lengths",
+    "open",
     "predict",
     "prune",
     "read_survey",
@@ -110,22 +112,23 @@ _HOMES = {
     "OversmoothError": "oversmooth.errors",
     "SmoothingCallback": "oversmooth.training.callback",
     "Monitor": "oversmooth.training.monitor",
-    "ablate": "oversmooth.worth.ablation",
+    "ablate": "oversmooth.worth.ablate",
     "edit_curve": "oversmooth.worth.edit_curve",
-    "prune": "oversmooth.worth.pruning",
+    "prune": "oversmooth.worth.prune",
     "task_loss": "oversmooth.worth.task_loss",
     "analyze": "oversmooth.analysis",
-    "discover": "oversmooth.models.discovery.discover",
+    "discover": "oversmooth.models.verify",
     "edit": "oversmooth.control.edit",
     "gate": "oversmooth.measurement.gate",
-    "inspect": "oversmooth.spectra.inspection",
-    "measure": "oversmooth.measurement.measurement",
+    "inspect": "oversmooth.spectra.inspect",
+    "measure": "oversmooth.measurement.measure",
     "measure_lengths": "oversmooth.prediction.lengths",
-    "predict": "oversmooth.prediction.prediction",
-    "read_survey": "oversmooth.surveys.frame",
+    "open": "oversmooth.handle",
+    "predict": "oversmooth.prediction.predict",
+    "read_survey": "oversmooth.surveys.table",
     "survey": "oversmooth.surveys.survey",
     "verify": "oversmooth.models.verify",
-    **dict.fromkeys(("apply", "unapply"), "oversmooth.control.interventions"),
+    **dict.fromkeys(("apply", "unapply"), "oversmooth.control.apply"),
     **dict.fromkeys(("bake", "constrain", "sharpen", "smooth"), "oversmooth.control.constrain"),
     **dict.fromkeys(
         (

@@ -1,26 +1,45 @@
-"""`analyze`: one model, everything that can be known about it; the only place where the parts are put together.
+"""`analyze`: everything about one model; `output_drift`: the same inputs through a model and its edit.
 
 target -> inspect                        always: weights only
        -> verify, measure, predict       where the model can be run
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, Unpack
 
-from oversmooth.data.batches import Batch
-from oversmooth.data.given import require_there
-from oversmooth.data.reading import Reading, ReadingOptions
-from oversmooth.errors import MissingDependency, NoAttentionMaps, NotLive, OversmoothError, UnknownTokens, WrongBatch
-from oversmooth.measurement.measurement import measure
+import torch
+import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from oversmooth.data.batches import Batch, keep_mask
+from oversmooth.data.load import RunKeywords, opened
+from oversmooth.data.options import ReadingOptions
+from oversmooth.errors import (
+    MissingDependency,
+    NoAttentionMaps,
+    NotLive,
+    OversmoothError,
+    UnknownTokens,
+    WrongBatch,
+    user_code,
+)
+from oversmooth.measurement.measure import measure
 from oversmooth.measurement.metrics import DEFAULT_METRICS
-from oversmooth.models.live import load_model
-from oversmooth.models.opening import open_source
-from oversmooth.models.source import Declaration, Target
+from oversmooth.measurement.moments import measurable
+from oversmooth.measurement.passes import Processed, open_live, pass_through
+from oversmooth.models.hooks.places import Place, on_stream
+from oversmooth.models.open import Target
+from oversmooth.models.source import Stack
 from oversmooth.models.verify import verify
-from oversmooth.prediction.prediction import predict
+from oversmooth.prediction.predict import predict
 from oversmooth.results import Analysis, Missing, Progress, no_progress
-from oversmooth.spectra.inspection import inspect
+from oversmooth.results.measurement import OutputDrift
+from oversmooth.spectra.inspect import inspect
+
+# --- `analyze`: one model, everything that can be known about it ---
 
 T = TypeVar("T")
 WHAT_IFS = ("no_skip", "no_biases", "flip_norms", "scale:0.5", "interval:-1,0", "interval:0,1", "centered")
@@ -35,17 +54,11 @@ def analyze(
     target: Target,
     data: Iterable[Batch] | str | None = None,
     *,
-    base: str | None = None,
-    dtype: str | None = None,
-    offload: bool | None = None,
-    device: str | None = None,
-    trust_remote_code: bool = False,
-    arch: Declaration | None = None,
     what_ifs: Sequence[str] | None = None,
     solve: int = 2,
     command: str = "",
     stage: Stage = lambda name: no_progress,
-    **reading: Unpack[ReadingOptions],
+    **options: Unpack[RunKeywords],
 ) -> Analysis:
     """Inspection, verification, measurement and prediction of one model; what cannot be made is missing with a reason.
 
@@ -54,35 +67,32 @@ def analyze(
     eigenvalue problems are solved where that costs nothing more; those asked for by name are solved all. With `solve` 0
     nothing is predicted, which takes the time of `measure`.
     """
-    Reading(**reading)  # what cannot be is said before anything is read
-    if isinstance(data, str):
-        require_there(data)
-    source = open_source(target, arch=arch, base=base, dtype=dtype, offload=offload)
-    inspection = inspect(source, progress=stage("Reading weights, layers"))
+    model, _ = opened(target, options, data)
+    reading: Any = {name: value for name, value in options.items() if name in ReadingOptions.__annotations__}
+    inspection = inspect(model, progress=_begun(stage, "Reading weights, layers"))
     missing = list(inspection.missing)
     try:
-        model = load_model(source, "report", trust_remote_code=trust_remote_code)
+        model.module(verb="report")  # loaded once, run by every part
     except (NotLive, MissingDependency) as error:
         if data is not None and isinstance(error, MissingDependency):
             raise  # a measurement was asked for, and one more package would make it
         missing.append(_missing("measurement", error))
         return Analysis(inspection=inspection, command=command, missing=tuple(missing))
-    live = replace(source, module=model)  # loaded once, run by every part
-    verification = _tried("verification", missing, lambda: verify(live))
+    verification = _tried("verification", missing, lambda: verify(model))
     given = data if data is None or isinstance(data, str) else list(data)  # both parts see the same batches
-    options: dict[str, Any] = {"device": device, "trust_remote_code": trust_remote_code, **reading}
     noted = missing if given is None else None
-    show = stage("Measuring, layers of sequences")
-    measurement = _tried("measurement", noted, lambda: measure(live, given, metrics=REPORTED, progress=show, **options))
+    show = _begun(stage, "Measuring, layers of sequences")
+    measurement = _tried(
+        "measurement", noted, lambda: measure(model, given, metrics=REPORTED, progress=show, **reading)
+    )
     prediction = None
     if solve:
-        show_prediction = stage("Predicting, layers of sequences")
-        changes: dict[str, Any] = {"what_ifs": WHAT_IFS if what_ifs is None else what_ifs}
-        changes["solve_what_ifs"] = what_ifs is not None
+        show_prediction = _begun(stage, "Predicting, layers of sequences")
+        changes: Any = {"what_ifs": WHAT_IFS if what_ifs is None else what_ifs, "solve_what_ifs": what_ifs is not None}
         prediction = _tried(
             "prediction",
             missing,
-            lambda: predict(live, given, solve=solve, progress=show_prediction, **changes, **options),
+            lambda: predict(model, given, solve=solve, progress=show_prediction, **changes, **reading),
         )
     else:
         missing.append(Missing(field="prediction", reason="not asked for (--solve 0)"))
@@ -94,6 +104,11 @@ def analyze(
         command=command,
         missing=tuple(missing),
     )
+
+
+def _begun(stage: Stage, name: str) -> Progress:
+    with user_code("The stage callback", stage):
+        return stage(name)
 
 
 def _tried(part: str, missing: list[Missing] | None, make: Callable[[], T]) -> T | None:
@@ -109,3 +124,88 @@ def _tried(part: str, missing: list[Missing] | None, make: Callable[[], T]) -> T
 
 def _missing(part: str, error: OversmoothError) -> Missing:
     return Missing(field=part, reason=error.problem)
+
+
+# --- `output_drift`: the same inputs through a model and its edit, and what differs where both end ---
+
+SEQUENCES = 32
+"""Sequences that are compared at most: the features of all of them are held."""
+
+States = Sequence[Float[Tensor, "_ d_model"]]
+
+
+@dataclass
+class LastStates:
+    """Keeps the features of the first stack at the last place that the stream passes."""
+
+    model: nn.Module
+    stack: Stack
+    seen: Processed = field(default_factory=Processed)
+    found: list[Float[Tensor, "_ d_model"]] = field(default_factory=list)
+    _inputs: Mapping[str, Any] = field(default_factory=dict)
+    _last: Float[Tensor, "batch token d_model"] | None = None
+
+    def wants(self, name: str, stack: Stack) -> bool:
+        return stack.label == self.stack.label and on_stream(name, stack.arch.residual)
+
+    def begin(self, inputs: Mapping[str, Any]) -> None:
+        self._inputs, self._last = inputs, None
+
+    def observe(self, place: Place, h: Float[Tensor, "batch token d_model"]) -> None:
+        self._last = h
+
+    def finish(self) -> Bool[Tensor, "batch token"]:
+        assert self._last is not None, "a stack has at least one place"
+        keep = keep_mask(self.model, self._inputs, self.stack, self._last, 0)
+        for sequence in measurable(keep).nonzero()[:, 0].tolist():
+            self.found.append(self._last[sequence, keep[sequence]].float().cpu())
+        return keep
+
+
+def output_drift(
+    target: Target,
+    other: Target,
+    data: Iterable[Batch] | str | None = None,
+    **options: Unpack[RunKeywords],
+) -> OutputDrift:
+    """How far the output of `other` is from that of `target`, and how alike different sequences are in each.
+
+    Both have to take the same inputs and to be of the same width, as a model and its edit are.
+    """
+    given = data if data is None or isinstance(data, str) else list(data)
+    first, second = (_last_states(each, given, options) for each in (target, other))
+    if [state.shape for state in first] != [state.shape for state in second]:
+        raise WrongBatch("two models that make features of one shape from the same inputs", "others", "Give an edit.")
+    return compared(first, second)
+
+
+def _last_states(target: Target, data: Any, options: RunKeywords) -> States:
+    model, how = opened(target, options, data)
+    with model.alone:
+        live, loaded = open_live(model, data, "compare", how)
+        observer = LastStates(live.model, live.stacks[0])
+        limit = min(how.max_samples or SEQUENCES, SEQUENCES)
+        pass_through(live, loaded, lambda _: nullcontext(observer), limit, no_progress)
+        return observer.found
+
+
+def compared(first: States, second: States) -> OutputDrift:
+    """The same from the features of both."""
+    y, changed = torch.cat(list(first)).double(), torch.cat(list(second)).double()
+    return OutputDrift(
+        sequences=len(first),
+        tokens=len(y),
+        relative_distance=((changed - y).norm() / y.norm()).item(),
+        cosine=F.cosine_similarity(y, changed, dim=1).mean().item(),
+        similarity=between_sequences(first),
+        other_similarity=between_sequences(second),
+    )
+
+
+def between_sequences(states: States) -> float | None:
+    """Mean cosine between the mean tokens of different sequences; `None` where there is only one."""
+    if len(states) < 2:
+        return None
+    means = F.normalize(torch.stack([state.double().mean(0) for state in states]), dim=1)
+    count = len(means)
+    return ((means.sum(0).square().sum().item() - count) / (count * (count - 1))) if count > 1 else None

@@ -1,7 +1,8 @@
 """The command line as a process: its streams, its signals and its exit codes.
 
 Results go to stdout, everything else to stderr. 0: done. 1: `verify` found a mismatch, or the reader of a pipe went away.
-2: an error, said in one message. 130: Ctrl-C. Nothing heavy is imported before the signals are taken care of.
+2: an error, said in one message. 130: Ctrl-C, also where what was done until then is shown. Nothing heavy is imported before
+the signals are taken care of.
 """
 
 import contextlib
@@ -10,11 +11,16 @@ import io
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 INTERRUPTED = 128 + signal.SIGINT
+NO_MEMORY = ("allocate memory", "not enough memory", "failed to map segment", "start new thread", "std::bad_alloc")
+"""What Python, torch, the loader of libraries and the C library say where memory has run out."""
+_ctrl_c: list[float] = []
+"""When it was pressed, in this process."""
 
 
 def main() -> None:
@@ -25,12 +31,14 @@ def main() -> None:
         code = _run()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except OSError as error:
-        code = _system_failed(error)
-    except MemoryError:
-        sys.stderr.write("error: This needs more memory than there is.\n")
-        code = 2
-    code = _flush(code)
+    except Exception as error:
+        if _is_out_of_memory(error):
+            code = _no_memory()
+        elif isinstance(error, OSError):
+            code = _system_failed(error)
+        else:
+            raise
+    code = _flush(INTERRUPTED if _ctrl_c else code)
     if code == INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C does not wait for threads to end
     sys.exit(code)
@@ -44,16 +52,37 @@ def _run() -> int:
         if isinstance(stream, io.TextIOWrapper):  # a terminal or a file name beyond its encoding is no reason to stop
             stream.reconfigure(errors="backslashreplace")
     try:
-        from oversmooth.commands.app import app
+        from oversmooth.commands.verbs import app
 
         with _own_warnings_as_messages():
             app(prog_name="oversmooth")  # also as `python -m oversmooth`, whose completion is that of the command
     except SystemExit as exit_:  # how typer ends, always
         return exit_.code if isinstance(exit_.code, int) else 0
     except OversmoothError as error:
+        if _is_out_of_memory(error.__cause__):
+            return _no_memory()
         sys.stderr.write(f"error: {error}\n")
         return 2
     return 0
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory ran out, here or below what was made of it."""
+    while error is not None:
+        is_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+        is_said = isinstance(error, ImportError | RuntimeError | OSError) and any(
+            word in str(error) for word in NO_MEMORY
+        )
+        if isinstance(error, MemoryError) or is_system or is_said:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _no_memory() -> int:
+    with contextlib.suppress(OSError, MemoryError):
+        sys.stderr.write("error: This needs more memory than there is.\n")
+    return 2
 
 
 @contextlib.contextmanager
@@ -82,12 +111,20 @@ def _take_signals() -> None:
 
     def end(number: int, frame: FrameType | None) -> None:
         if os.getpid() == own:  # not in a worker that was forked later
-            from oversmooth.output.whole_files import remove_partials
+            from oversmooth.environment.files import remove_partials
 
             remove_partials()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == own:
+            _ctrl_c.append(time.monotonic())
+        raise KeyboardInterrupt
+
+    with contextlib.suppress(ValueError):
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, interrupt)
     for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         with contextlib.suppress(ValueError):  # not in the main thread: the signals are somebody else's
             if signal.getsignal(number) is signal.SIG_DFL:

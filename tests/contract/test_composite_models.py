@@ -4,9 +4,9 @@ import pytest
 from torch import nn
 
 import oversmooth as osm
-from oversmooth.models.discovery.known import discovered
-from oversmooth.models.discovery.skeleton import small_skeletons
+from oversmooth.models.discovery.watch import discovered
 from oversmooth.models.stores.module import describe
+from tests.small_skeletons import small_skeletons
 
 TOWERS = {
     "qwen2_vl": {"language", "visual"},

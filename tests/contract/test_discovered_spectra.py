@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import oversmooth as osm
-from oversmooth.models.discovery.known import discovered, known_inputs
-from oversmooth.models.discovery.skeleton import small_skeletons
+from oversmooth.models.discovery.watch import discovered, known_inputs
 from oversmooth.models.identify import declared_for
 from oversmooth.models.live import call_model
-from oversmooth.models.opening import open_source
+from oversmooth.models.open import open_source
 from oversmooth.models.stores.module import describe
 from tests.contract.tiny_models import marked
+from tests.small_skeletons import small_skeletons
 
 TYPES = (
     *(

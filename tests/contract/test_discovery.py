@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from oversmooth.models.canonical import assemble
-from oversmooth.models.discovery.discover import discover
-from oversmooth.models.discovery.discovery import discover_module, own_stack
-from oversmooth.models.opening import open_source
-from oversmooth.models.sizes import sizes_of
+from oversmooth.models.declaration import sizes_of
+from oversmooth.models.discovery.watch import discover_module, own_stack
+from oversmooth.models.open import open_source
 from oversmooth.models.stores.module import tensors_of
+from oversmooth.models.verify import discover
 from tests.contract.tiny_models import ALL, marked, tiny_model
 
 QUICK = random.Random(0).sample(sorted(ALL), 8)

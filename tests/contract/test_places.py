@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from oversmooth.measurement.measurement import measure
-from oversmooth.models.hooks.observing import observed
+import oversmooth as osm
+from oversmooth.measurement.measure import measure
 from oversmooth.models.hooks.places import PLACES, ObserverFailed
-from oversmooth.models.opening import open_source
+from oversmooth.models.hooks.taps import observed
+from oversmooth.models.open import open_source
 from tests.contract.tiny_models import EACH_FAMILY, TINY, marked, tiny_model
 
 TEXT_FAMILIES = [
@@ -127,6 +128,17 @@ def test_padding_is_never_measured(case):
         torch.testing.assert_close(ours.mean, theirs.mean, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.parametrize("case", EACH_FAMILY)
+def test_the_chain_identity_holds_for_every_family(case):
+    """Every block reads what the one before gives, and every sum is explained by a module of its block."""
+    model, inputs = tiny_model(case)
+    stream = measure(model, [inputs]).stream
+    assert stream.links
+    assert stream.sums
+    assert (stream.broken, stream.unmatched, stream.between, stream.partial) == ((), (), (), "")
+    assert osm.verify(model, inputs=inputs).stream.passed
+
+
 def test_hooks_are_gone_after_the_context_even_on_error():
     model, inputs = tiny_model("bert")
     source = open_source(model)
@@ -157,4 +169,4 @@ def test_every_place_name_is_seen_in_some_family():
     seen = set()
     for case in ("bert", "t5", "jamba", "gpt2"):
         seen |= {place.name for place in see_everything(*tiny_model(case))[1]}
-    assert seen == set(PLACES)
+    assert seen == set(PLACES) - {"between"}  # of U-shaped models: tests/unit/models/hooks/test_chain.py

@@ -8,8 +8,8 @@ import torch
 import oversmooth as osm
 from oversmooth import predict
 from oversmooth.models.identify import declared_for
-from oversmooth.models.opening import open_source
-from oversmooth.prediction.theory.ladder import RUNGS
+from oversmooth.models.open import open_source
+from oversmooth.prediction.ladder import RUNGS
 from tests.contract.tiny_models import EACH_FAMILY, TINY, marked, tiny_model
 
 TOLERANCE = 1e-3

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from oversmooth.errors import CannotControl
-from oversmooth.models.hooks.calls import received, returned
-from oversmooth.models.hooks.observing import observed
+from oversmooth.models.hooks.places import received, returned
 from oversmooth.models.hooks.removal import PARTS, Replay, block_module, removed
+from oversmooth.models.hooks.taps import observed
 from oversmooth.models.live import call_model
-from oversmooth.models.opening import open_source
+from oversmooth.models.open import open_source
 from tests.contract.tiny_models import ALL, tiny_model
 
 REFUSED = ("torch-attention-stack",)

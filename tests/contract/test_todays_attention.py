@@ -6,12 +6,12 @@ import torch
 import oversmooth as osm
 from oversmooth.control.edit import edit
 from oversmooth.errors import CannotControl, RefusedArchitecture
-from oversmooth.models.discovery.discovery import discover_module
+from oversmooth.models.declaration import sizes_of
+from oversmooth.models.discovery.watch import discover_module
 from oversmooth.models.hooks.attention_maps import attention_watched
 from oversmooth.models.identify import declared_for
 from oversmooth.models.live import call_model
-from oversmooth.models.opening import open_source
-from oversmooth.models.sizes import sizes_of
+from oversmooth.models.open import open_source
 from tests.contract.tiny_models import randomise
 from tests.contract.todays_models import GAINED, TEXT, TODAY, todays_model, with_exact_norms
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from oversmooth.models.inputs import example_inputs
+from oversmooth.errors import AdapterMismatch
+from oversmooth.models.inputs import example_inputs, examples
 from oversmooth.models.live import register_own_models
 from oversmooth.models.stores.module import describe
+from oversmooth.results import Verification
 
 TEXT = {
     "hidden_size": 32,
@@ -222,7 +224,11 @@ def _prototype(case: str, seed: int) -> tuple[nn.Module, dict[str, torch.Tensor]
     torch.manual_seed(seed)
     model = _build(case).eval()
     randomise(model, seed)
-    inputs = example_inputs(model, describe(model), torch.Generator().manual_seed(seed))
+    config = describe(model)
+    if "model_type" in config:
+        inputs = example_inputs(model, config, torch.Generator().manual_seed(seed))
+    else:
+        inputs = next(examples(model, config, seed))
     if case == "gemma3-multimodal":
         del inputs["pixel_values"]  # its text stack alone: the vision tower is a SigLIP, tested there
     return model, inputs
@@ -272,3 +278,12 @@ def randomise(model: nn.Module, seed: int) -> None:
                 parameter.copy_(noise / parameter.shape[-1] ** 0.5)
             else:
                 parameter.add_(0.3 * noise)
+
+
+def require_fit(verification: Verification) -> None:
+    """Raises `AdapterMismatch` where the equal-token identity fails, with the worst layer."""
+    worst = max(verification.layers, key=lambda layer: layer.error)
+    if not verification.passed:
+        found = f"a deviation of {worst.error:.3g} in layer {worst.layer}"
+        expected = f"the equal-token identity to {verification.tolerance:g}"
+        raise AdapterMismatch(", ".join(verification.provenance.families), expected, found)

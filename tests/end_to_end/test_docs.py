@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import typer
 
-from oversmooth.commands.app import app
-from oversmooth.models.coverage import counted
-from oversmooth.models.families import ARCHITECTURES
-from oversmooth.training.reproduce.claims import CLAIMS
+from oversmooth.claims.reproduce import CLAIMS
+from oversmooth.commands.verbs import app
+from oversmooth.models.families import ARCHITECTURES, counted
 from tests.command_line import fresh_python, oversmooth
 from tests.real_models import minilm
 

@@ -8,8 +8,16 @@ import torch
 
 import oversmooth as osm
 from oversmooth.control.edit import edit
-from oversmooth.errors import CannotControl, HeadsUnknown, NothingChosen, NotWritable, TooManyValueDirections
-from oversmooth.models.opening import open_source
+from oversmooth.errors import (
+    CannotControl,
+    HeadsUnknown,
+    NothingChosen,
+    NotReadBack,
+    NotWritable,
+    TooManyValueDirections,
+    UserCodeFailed,
+)
+from oversmooth.models.open import open_source
 from tests.command_line import oversmooth
 from tests.contract.test_control import assert_inside, outputs, wide_t5
 from tests.contract.tiny_models import tiny_model
@@ -209,12 +217,12 @@ def test_a_folder_that_holds_something_is_never_overwritten(bert, tmp_path):
         edit(bert[0], tmp_path / "file", interval=(-1.0, 0.0))
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_an_interrupted_edit_leaves_nothing_behind(bert, tmp_path, error):
+@pytest.mark.parametrize(("error", "seen"), [(KeyboardInterrupt, KeyboardInterrupt), (RuntimeError, UserCodeFailed)])
+def test_an_interrupted_edit_leaves_nothing_behind(bert, tmp_path, error, seen):
     def interrupt(done: int, total: int) -> None:
         raise error
 
-    with pytest.raises(error):
+    with pytest.raises(seen):
         edit(bert[0], tmp_path / "out", interval=(-1.0, 0.0), progress=interrupt)
     assert {path.name for path in tmp_path.iterdir()} == {"bert"}
 
@@ -224,8 +232,10 @@ def test_a_folder_inside_the_checkpoint_may_be_the_destination(bert):
     edit(folder, folder / "sharp", interval=(-1.0, 0.0))
     assert sorted(path.name for path in (folder / "sharp").iterdir()) == [
         "1_Pooling",
+        "README.md",
         "config.json",
         "model.safetensors",
+        "oversmooth.json",
         "tokenizer.json",
     ]
 
@@ -297,3 +307,154 @@ def test_a_folder_that_holds_a_gguf_file_is_refused_as_the_file_is(tmp_path):
     with pytest.raises(CannotControl, match="packed blocks"):
         edit(tmp_path / "model", tmp_path / "out", interval=(-1.0, 0.0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+# --- what is written says so, and is read back ---------------------------------------------------------------------------
+
+
+def test_an_edited_checkpoint_says_what_was_done_to_which_weights(bert, tmp_path):
+    import hashlib
+
+    from safetensors import safe_open
+
+    folder, _, _ = bert
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# A model\n\n```\nnever closed")
+    oversmooth("edit", folder, "--sharpen", "--layers", "1-2", "--out", tmp_path / "out")
+    said = json.loads((tmp_path / "out" / "oversmooth.json").read_text())
+    assert (said["verb"], said["done"]) == ("edit", "eigenvalues of H in [-1, 0], orthogonal basis, in 2 layers")
+    original = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert said["source"] == {"name": "bert", "sha256": {"model.safetensors": original}}
+    assert said["versions"]["oversmooth"]
+    assert [layer["layer"] for layer in said["layers"]] == [1, 2]
+    assert said["read_back"]["largest_difference"] <= 1e-5
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert readme.startswith(
+        "---\nlicense: mit\n---\n\n# A model\n\n```\nnever closed\n\n```\n\n## Changed with oversmooth\n"
+    )
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "oversmooth": said["done"]}
+
+
+def test_names_of_folders_are_words_and_no_markdown(tmp_path):
+    folder = tmp_path / "[x](http:evil) <b>"
+    folder.mkdir()
+    saved("bert", folder)
+    edit(folder, tmp_path / "out", scale_h=0.5)
+    assert r"from \[x\]\(http\:evil\) \<b\> by `edit`" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_another_model_than_the_one_that_was_meant_is_not_written(bert, tmp_path, monkeypatch):
+    from oversmooth.control.edit import EditableCopy
+
+    monkeypatch.setattr(EditableCopy, "overwrite", swapped_layers(EditableCopy.overwrite))
+    with pytest.raises(NotReadBack, match=r"(?s)gives outputs that differ.*from those of the changed model"):
+        edit(bert[0], tmp_path / "out", scale_h=-3.0, layers="0")
+    assert {path.name for path in tmp_path.iterdir()} == {"bert"}
+
+
+def swapped_layers(overwrite):
+    """Writes layer 0 as asked, and its bias somewhere else too: what is read of layer 0 is right."""
+
+    def write(self, tensors):
+        overwrite(self, tensors)
+        overwrite(self, {name.replace("layer.0", "layer.2"): tensor for name, tensor in tensors.items()})
+
+    return write
+
+
+def test_the_other_process_never_imports_this_package(bert, tmp_path):
+    import subprocess
+    import sys
+
+    from oversmooth.models import plain_load
+
+    place = tmp_path / "request"
+    place.mkdir()
+    request = {
+        "folder": str(bert[0]),
+        "library": "transformers",
+        "trusts_own_code": False,
+        "threads": 1,
+        "judging": None,
+        "offload": None,
+        "memory": 0,
+    }
+    (place / plain_load.REQUEST).write_text(json.dumps(request))
+    torch.save({"inputs": [bert[2]], "questions": []}, place / plain_load.INPUTS)
+    words = [sys.executable, "-I", plain_load.__file__]
+    done = subprocess.run(words, input=json.dumps(str(place)) + "\n", capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
+    found = torch.load(place / plain_load.ANSWER, weights_only=True)
+    assert found["imported"] is False
+    assert found["gaps"] == {"missing": [], "unexpected": [], "mismatched": []}
+    with torch.no_grad():
+        torch.testing.assert_close(found["outputs"][0][0], outputs(bert[1], bert[2])[0], rtol=1e-5, atol=1e-5)
+
+
+def test_what_plain_libraries_cannot_build_says_what_was_not_checked(bert, tmp_path):
+    folder, _, _ = bert
+    config = json.loads((folder / "config.json").read_text())
+    code = {"AutoModel": "modeling_own.Own"}
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["Own"], "auto_map": code}))
+    (folder / "modeling_own.py").write_text("raise RuntimeError('this code was run')\n")
+    result = edit(folder, tmp_path / "known", scale_h=0.5)  # a known type: its code is not needed, and not run
+    assert (result.read_back.inputs, result.read_back.not_checked) == (2, "")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(folder / "model.safetensors", bare)
+    result = edit(bare, tmp_path / "unknown", scale_h=0.5, model_type="bert", n_heads=4)
+    assert (result.read_back.inputs, result.read_back.largest_difference) == (0, None)
+    assert "no config.json" in result.read_back.not_checked
+    assert "Not checked: there is no config.json" in result.read_back.words
+
+
+def test_links_out_of_the_folder_and_to_nowhere_are_not_copied_and_named(bert, tmp_path):
+    folder, _, _ = bert
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "far").mkdir()
+    (folder / "notes.txt").symlink_to(tmp_path / "secret.txt")
+    (folder / "nowhere.txt").symlink_to("missing.txt")
+    (folder / "linked").symlink_to(tmp_path / "far")
+    (folder / "again.json").symlink_to("tokenizer.json")
+    done = oversmooth("edit", folder, "--scale-h", "0.5", "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("linked", "notes.txt", "nowhere.txt"):
+        assert name in done.stdout
+        assert not (tmp_path / "out" / name).exists()
+    assert (tmp_path / "out" / "again.json").read_text() == "{}"
+    (folder / "config.json").rename(tmp_path / "config.json")
+    (folder / "config.json").symlink_to(tmp_path / "config.json")
+    with pytest.raises(CannotControl, match=r"config\.json is a link that leads out"):
+        edit(folder, tmp_path / "other", scale_h=0.5)
+    assert not (tmp_path / "other").exists()
+
+
+def test_blobs_of_the_hub_cache_are_copied(bert, tmp_path):
+    folder, _, _ = bert
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "0", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, name in enumerate(("config.json", "model.safetensors", "tokenizer.json")):
+        shutil.copy(folder / name, blobs / str(number))
+        (snapshot / name).symlink_to(f"../../blobs/{number}")
+    result = edit(snapshot, tmp_path / "out", scale_h=0.5)
+    assert result.left_out == ()
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("verb", ["edit", "prune"])
+def test_a_model_above_memory_is_read_back_block_by_block_and_says_so(verb, tmp_path, monkeypatch):
+    from oversmooth.control import readback
+
+    (tmp_path / "in").mkdir()
+    saved("llama", tmp_path / "in", dtype=torch.bfloat16)
+    monkeypatch.setattr(readback, "must_offload", lambda source, dtype: True)
+    monkeypatch.setattr(readback, "free_memory", lambda: 20_000)
+    if verb == "edit":
+        result = edit(tmp_path / "in", tmp_path / "out", scale_h=-2.0)
+    else:
+        few = [{"input_ids": torch.arange(3, 15)[None] + shift} for shift in range(4)]
+        result = osm.prune(tmp_path / "in", tmp_path / "out", few, blocks="1")
+    assert result.read_back.block_by_block
+    assert result.read_back.largest_difference <= 1e-5
+    assert "read block by block" in result.read_back.words

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 import oversmooth as osm
-from oversmooth.environment.threads import one_thread
-from oversmooth.training.recipes.language.superglue.finetune import finetune
-from oversmooth.training.recipes.language.superglue.tasks import MAIN, TASKS
+from oversmooth.environment.versions import one_thread
+from oversmooth.recipes.superglue import finetune
+from oversmooth.recipes.superglue_tasks import MAIN, TASKS
 from tests.command_line import oversmooth
 from tests.real_models import minilm
 from tests.superglue_files import BAD, FILLER, FOLDERS, GOOD, NAMES, Toy, write_superglue
@@ -29,7 +29,7 @@ def _one_thread():
 def encoder(tmp_path_factory):
     """A tiny crammed BERT that has learned nothing, with a vocabulary of the toy words."""
     from oversmooth.models.crammed_bert import CrammedBertConfig, CrammedBertModel, register
-    from oversmooth.training.recipes.language.wordpiece import save_tokenizer, train_wordpiece
+    from oversmooth.recipes.corpus import save_tokenizer, train_wordpiece
 
     register()
     folder = tmp_path_factory.mktemp("encoder")
@@ -89,7 +89,7 @@ def test_several_seeds_have_a_mean_and_a_spread(encoder, tmp_path):
 
 
 def test_the_encoder_is_analysed_once_before_the_runs_of_all_seeds(encoder, tmp_path, monkeypatch):
-    from oversmooth.training.recipes.language.superglue import job
+    from oversmooth.recipes import superglue as job
 
     data = write_superglue(tmp_path / "data", train=8, val=6, test=2, names=("cb", "rte"))
     calls = []

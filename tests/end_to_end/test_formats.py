@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from oversmooth.commands.app import app
+from oversmooth.commands.verbs import app
 from tests.command_line import oversmooth
 from tests.unit.worth.test_task_loss import causal
 

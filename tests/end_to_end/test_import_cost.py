@@ -9,7 +9,7 @@ import pytest
 import typer
 
 import oversmooth
-from oversmooth.commands.app import app
+from oversmooth.commands.verbs import app
 from tests.command_line import ROOT
 
 HEAVY = {

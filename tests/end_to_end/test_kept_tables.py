@@ -10,10 +10,10 @@ from statistics import mean
 
 import pytest
 
-from oversmooth.training.reproduce.claims import FAMILY
-from oversmooth.training.reproduce.experiments import DEEP, MINI_BERT
-from oversmooth.training.reproduce.statistics import LEVEL, share_left_open
-from oversmooth.training.reproduce.survey_verdicts import MOST_OTHERS
+from oversmooth.claims.claim import LEVEL, share_left_open
+from oversmooth.claims.experiments import DEEP, MINI_BERT
+from oversmooth.claims.pretrained import MOST_OTHERS
+from oversmooth.claims.reproduce import FAMILY
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from oversmooth.models.embedded import minilm_folder
+from oversmooth.models.open import minilm_folder
 from tests.command_line import ROOT, fresh_python
 
 NOTEBOOK = json.loads((ROOT / "examples" / "oversmooth.ipynb").read_text(encoding="utf-8"))

@@ -79,6 +79,28 @@ def test_ctrl_c_during_the_work_ends_with_130_and_no_traceback(folder):
     assert "Traceback" not in done.stderr
 
 
+def test_ctrl_c_before_and_after_the_first_batch_of_a_measurement_ends_with_130(folder):
+    texts = folder / "texts.txt"
+    texts.write_text("1 2 3 4\n" * 40)
+    words = ("measure", folder, "--ids", texts, "--batch-size", "2")
+    for module, name in (
+        ("oversmooth.measurement.passes", "prepare"),
+        ("oversmooth.measurement.passes", "sequences_in"),
+    ):
+        done = run(*words, before=AT_CALL.format(module=module, name=name, signal="SIGINT"))
+        assert done.returncode == 130, done.stderr
+        assert "nothing to measure" not in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are those of Linux")
+def test_a_process_without_memory_says_so():
+    code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (200 * 2**20,) * 2)"
+    done = run("inspect", before=code)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: This needs more memory than there is.\n"
+
+
 # --- the end from outside -------------------------------------------------------------------------------------------
 
 

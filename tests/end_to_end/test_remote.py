@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import oversmooth as osm
 from oversmooth.errors import BrokenFile, NotLive, RemoteUnavailable, TargetNotFound
-from oversmooth.models.opening import open_source
-from oversmooth.models.stores import attempts
+from oversmooth.models.open import open_source
+from oversmooth.models.stores import remote as attempts
 from tests.contract.tiny_models import GROUPED, tiny_model
 
 HUB = re.compile(r"^/owner/name/resolve/(?P<revision>[^/]+)/")

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 import oversmooth as osm
-from oversmooth.output.report import write_page
-from oversmooth.output.report.compare import compare_page
-from oversmooth.output.report.page import page_of
+from oversmooth.output.compare_page import compare_page
+from oversmooth.output.page import page_of
+from oversmooth.output.render import write_page
 from oversmooth.results import Analysis
 from tests.browser import opened
 from tests.command_line import oversmooth
@@ -299,12 +299,12 @@ def test_comparison_is_drawn_and_quiet(analysis, tmp_path):
     with opened(path) as seen:
         draw_all(seen.page)
         assert seen.page.locator(".plot svg .trace").count() >= 6
-        assert "about as smooth as" in seen.page.locator("h1").inner_text()
+        assert "changes about as much as" in seen.page.locator("h1").inner_text()
         assert seen.errors == []
 
 
 def test_figures_for_papers_are_written_in_three_formats_and_are_reproducible(analysis, tmp_path):
-    from oversmooth.output.report.static import write_figures
+    from oversmooth.output.figures import write_figures
 
     first, second = write_figures(analysis, tmp_path / "a"), write_figures(analysis, tmp_path / "b")
     assert {path.suffix for path in first} == {".pdf", ".png", ".svg"}

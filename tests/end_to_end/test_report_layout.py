@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import oversmooth as osm
-from oversmooth.output.report import write_page
-from oversmooth.output.report.blocks import columns_for
-from oversmooth.output.report.page import page_of
+from oversmooth.output.blocks import columns_for
+from oversmooth.output.page import page_of
+from oversmooth.output.render import write_page
 from tests.browser import opened
 from tests.contract.tiny_models import tiny_model
 from tests.end_to_end.test_report import SLOW, deep, draw_all

@@ -1,5 +1,7 @@
 """Results for others: a model card's section that the hub reads, and a report for pull requests."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -43,3 +45,15 @@ def test_a_report_for_pull_requests_is_markdown(saved, tmp_path, monkeypatch):
     assert "<" not in text
     assert oversmooth("report", path, "--format", "pdf").stderr.startswith("error: Unknown format 'pdf'")
     assert "cannot be read" in oversmooth("card", "nowhere.json").stderr
+
+
+def test_what_others_named_is_shown_as_it_is_and_makes_no_link(saved, tmp_path):
+    _, analysis = saved
+    name = "![x](http://evil) <img src=x>\n# big `code`"
+    data = dataclasses.replace(analysis.measurement.data, description=name)
+    measurement = dataclasses.replace(analysis.measurement, data=data)
+    changed = dataclasses.replace(analysis, measurement=measurement, command="oversmooth report 'a`b'")
+    (tmp_path / "a.json").write_text(changed.to_json())
+    section = oversmooth("card", tmp_path / "a.json").stdout.rpartition("---")[2]
+    assert r"\!\[x\]\(http\://evil\) \<img src=x\> \# big \`code\`" in section
+    assert "``oversmooth report 'a`b'``" in section

@@ -15,8 +15,8 @@ from huggingface_hub import constants
 
 import oversmooth as osm
 from oversmooth.errors import ClusterUnavailable
-from oversmooth.models.stores import attempts
-from oversmooth.surveys.schema import EFFORT
+from oversmooth.models.stores import remote as attempts
+from oversmooth.surveys.rows import EFFORT
 from tests.command_line import ROOT
 from tests.hub_judgement import witnessed
 from tests.loopback_hub import Faults, Hub, environment_of, serving

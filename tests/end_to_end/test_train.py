@@ -9,14 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 import oversmooth as osm
-from oversmooth.environment.threads import one_thread
+from oversmooth.environment.versions import one_thread
 from oversmooth.errors import CannotControl, TrainingStopped
-from oversmooth.output.report.training import read_run
+from oversmooth.recipes.augment import DrawSampler
+from oversmooth.recipes.train import RunRequest, parts_of_a_batch, process_group_ends, train
+from oversmooth.recipes.variants import VARIANTS, leaves_ordinary_weights
 from oversmooth.results import Analysis
-from oversmooth.training.recipes.runner import RunRequest, parts_of_a_batch, process_group_ends
-from oversmooth.training.recipes.train import train
-from oversmooth.training.recipes.variants import VARIANTS
-from oversmooth.training.recipes.vision.draws import DrawSampler
+from oversmooth.results.runs import read_run
 from tests.cifar_files import cifar_arrays, write_cifar100, write_folder
 from tests.command_line import in_two_processes, killed, oversmooth
 from tests.real_data import real_data
@@ -75,6 +74,7 @@ def sharpened(tmp_path_factory):
 def test_a_run_says_how_it_ended_and_where_it_is(sharpened):
     out, done = sharpened
     assert "eval_accuracy 0." in done.stdout
+    assert "model: Read back by the plain library: outputs on 2 inputs agree to" in done.stdout
     assert f"run: {out}" in done.stdout
 
 
@@ -92,9 +92,9 @@ def test_the_model_is_an_ordinary_one_of_timm_inside_the_interval(sharpened):
 def test_the_accuracy_is_that_of_the_saved_model_on_every_test_image(sharpened):
     import timm
 
-    from oversmooth.training.recipes.train import load_recipe
-    from oversmooth.training.recipes.vision.augment import EvaluationImages, evaluation_batch
-    from oversmooth.training.recipes.vision.data import load_splits
+    from oversmooth.recipes.augment import EvaluationImages, evaluation_batch
+    from oversmooth.recipes.train import load_recipe
+    from tests.cifar_files import load_splits
 
     out, _ = sharpened
     recipe = load_recipe("digits", TINY)
@@ -180,7 +180,15 @@ def test_every_kind_of_variant_trains(tmp_path, variant):
     assert run.manifest.finished
     assert 0 <= run.results["eval_accuracy"] <= 1
     names = weights(tmp_path / "run").keys()
-    assert any(variant in name for name in names) == (variant in ("attnscale", "featscale", "gfsa", "layerscale"))
+    with_weights_of_their_own = ("attnscale", "featscale", "gfsa", "layerscale", "value_residual", "gate")
+    assert any(variant in name for name in names) == (variant in with_weights_of_their_own)
+    words = run.manifest.read_back["model"]
+    if leaves_ordinary_weights(variant):
+        assert words.startswith("Read back by the plain library: outputs on 2 inputs agree")
+    else:
+        assert (
+            words == f"Not checked: the plain library does not know {variant}, which no ordinary weights can express."
+        )
 
 
 # --- repeating ------------------------------------------------------------------------------------------------------

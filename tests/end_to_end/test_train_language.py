@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 import oversmooth as osm
-from oversmooth.environment.threads import one_thread
-from oversmooth.output.report.training import read_run
-from oversmooth.training.recipes.language import budget, job
-from oversmooth.training.recipes.language.budget import triangle
-from oversmooth.training.recipes.runner import RunRequest
-from oversmooth.training.recipes.train import train
+from oversmooth.environment.versions import one_thread
+from oversmooth.recipes import cramming as budget
+from oversmooth.recipes import language as job
+from oversmooth.recipes.cramming import triangle
+from oversmooth.recipes.train import RunRequest, train
+from oversmooth.results.runs import read_run
 from tests.command_line import in_two_processes, killed, oversmooth
 from tests.real_data import real_data
 
@@ -116,6 +116,10 @@ def test_the_rate_of_every_step_is_the_triangle(sharpened):
 def test_every_kind_of_variant_trains(tmp_path, variant):
     run = trained(tmp_path / "run", "training.steps=3", variant=variant)
     assert run.manifest.finished
+    words = run.manifest.read_back["model"]
+    assert words.startswith(
+        "Read back by" if variant in ("vanilla", "smooth") else "Not checked: the plain library does not"
+    )
     assert run.results["eval_loss"] > 0
 
 
@@ -143,7 +147,7 @@ def test_steps_clip_decay_and_batch_are_what_the_recipe_says(tmp_path, monkeypat
     recipe = kind_recipe("training.steps=1")
     corpus = job.load_corpus(recipe.data, None)
     vocabulary = int(corpus.facts["vocabulary"])
-    reading = job.Reading(corpus, seed=0, shuffle=True)
+    reading = job.TrainingSequences(corpus, seed=0, shuffle=True)
     plan = job.plan_of(recipe)
     batches = job.StepBatches(reading, plan, steps=1, mask=0.25, vocabulary=vocabulary, seed=0)
     batch = batches[0]
@@ -164,7 +168,7 @@ def test_steps_clip_decay_and_batch_are_what_the_recipe_says(tmp_path, monkeypat
 
 
 def kind_recipe(*more):
-    from oversmooth.training.recipes.train import load_recipe
+    from oversmooth.recipes.train import load_recipe
 
     return load_recipe("mini-bert", (*TINY, *more))
 
@@ -179,7 +183,8 @@ def test_bfloat16_is_autocast_and_the_weights_stay_in_full_precision(tmp_path, m
         return model
 
     monkeypatch.setattr(job, "build_model", watched)
-    trained(tmp_path / "run", "training.steps=2", "hardware.precision=bfloat16")
+    run = trained(tmp_path / "run", "training.steps=2", "hardware.precision=bfloat16")
+    assert "outputs on 2 inputs agree" in run.manifest.read_back["model"]
     assert (True, torch.bfloat16) in kinds
     assert {tensor.dtype for tensor in weights(tmp_path / "run").values()} == {torch.float32}
 

@@ -8,11 +8,10 @@ import time
 
 import pytest
 
-from oversmooth.output.report.run_pages import watched_page
-from oversmooth.output.report.runs import grouped
-from oversmooth.output.report.serving import LOOPBACK, page_server
-from oversmooth.training.recipes.manifest import Manifest
-from oversmooth.training.recipes.run_folders import read_run_folder
+from oversmooth.output.render import LOOPBACK, page_server
+from oversmooth.output.run_pages import watched_page
+from oversmooth.recipes.run_folder import Manifest, read_run_folder
+from oversmooth.results.runs import grouped
 from tests.browser import opened
 from tests.command_line import oversmooth
 from tests.end_to_end.test_report import until

@@ -19,5 +19,11 @@ class Case:
     """The file whose tensors the format's own reader is asked for."""
     same_as: dict[str, bytes] = field(default_factory=dict)
     """Files of a sound checkpoint whose spectra the answer must equal, if there is an answer."""
+    table: str = ""
+    """The folder of a survey: where the command answers, it has a row of every target, and no other."""
+    merged: bool = False
+    """Whether base/ and adapter/ are there: what is read must be what the peft library merges."""
+    pruned: str = ""
+    """The folder that is written: transformers must load it whole."""
     server: Any = None
     """Answers requests, where the case has a server."""

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from oversmooth.errors import OversmoothError
-from oversmooth.models.opening import open_source
+from oversmooth.models.open import open_source
 from tests.command_line import Done, oversmooth
+from tests.fuzz import wholes
 from tests.fuzz.cases import Case
 from tests.rude_server import rude_server
 
@@ -37,6 +38,7 @@ def judged(case: Case) -> Verdict:
         with contextlib.chdir(folder):
             done = oversmooth(*words)
             failure = _of_the_process(case, done) or _of_the_tensors(case, folder / "case")
+            failure = failure or (_of_the_whole(case, folder / "case") if done.returncode == 0 else "")
         if not failure and case.same_as and done.returncode == 0:
             failure = _of_the_numbers(case, done, folder / "sound")
     return Verdict("accepted" if done.returncode == 0 else "refused", failure)
@@ -79,6 +81,28 @@ def _of_the_tensors(case: Case, folder: Path) -> str:
             return f"{name!r:.100} read, and the reference does not have it"
         if not _equal(tensor, theirs[name]):
             return f"{name!r:.100} differs from what the reference reads"
+    return ""
+
+
+def _of_the_whole(case: Case, folder: Path) -> str:
+    """What was written or put together is what another library makes of it."""
+    if case.pruned and (folder / case.pruned).is_dir():
+        return wholes.fails_to_load(folder / case.pruned)
+    if case.table:
+        from oversmooth import read_survey
+
+        found = sorted(read_survey(folder / case.table, "model").target)
+        wanted = sorted((folder / "list.txt").read_text().split())
+        return "" if found == wanted else f"rows of {found}, not of {wanted}"
+    if case.merged:
+        store = open_source(folder / "adapter", base=str(folder / "base")).store
+        try:
+            theirs = wholes.peft_merged(folder)
+        except Exception as error:  # it raises whatever it likes
+            return f"read, and peft refuses it: {type(error).__name__}: {str(error)[:200]}"
+        for name, tensor in theirs.items():
+            if name in store.names and not torch.allclose(store.read(name).float(), tensor, atol=1e-5):
+                return f"{name!r:.100} differs from what peft merges"
     return ""
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import typer
 
-from oversmooth.commands import app
-from oversmooth.models.stores import http
+from oversmooth.commands import verbs as app
+from oversmooth.models.stores import remote as http
 from tests.contract.tiny_models import tiny_model
-from tests.fuzz import checkpoints, others
+from tests.fuzz import checkpoints, others, wholes
 from tests.fuzz.cases import Case
 from tests.fuzz.engine import Result
 from tests.fuzz.oracles import judged, seeded
@@ -25,6 +25,11 @@ WEIGHTS = {
     "server": 8,
     "analysis": 4,
     "data": 4,
+    "quantised": 8,
+    "recipe": 4,
+    "survey": 4,
+    "adapter": 4,
+    "prune": 2,
 }
 """Kinds of cases, and how often each is drawn."""
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "sat", "on", "##s", ".")
@@ -53,6 +58,11 @@ class Setting:
             "gguf": checkpoints.gguf_case,
             "config": others.config_case,
             "server": others.server_case,
+            "quantised": wholes.quantised_case,
+            "recipe": wholes.recipe_case,
+            "survey": wholes.survey_case,
+            "adapter": wholes.adapter_case,
+            "prune": wholes.prune_case,
         }
         return makers[kind](rng)
 

@@ -3,7 +3,6 @@
 import pytest
 
 import oversmooth as osm
-from oversmooth import analysis
 from oversmooth.errors import UnreadableData
 from tests.contract.tiny_models import tiny_model
 
@@ -29,6 +28,6 @@ def test_what_ifs_that_are_problems_of_their_own_are_solved_only_when_asked_for(
 
 def test_data_that_are_not_there_are_refused_before_the_model_is_opened(monkeypatch, tmp_path):
     (tmp_path / "notes.txt").write_text("text")
-    monkeypatch.setattr(analysis, "open_source", lambda *args, **options: pytest.fail("opened"))
+    monkeypatch.setattr("oversmooth.data.load.open_model", lambda *args, **options: pytest.fail("opened"))
     with pytest.raises(UnreadableData, match=r"none of that name; close: notes\.txt"):
         osm.analyze("any/model", str(tmp_path / "note.txt"))

@@ -7,11 +7,13 @@ import pytest
 import typer
 
 import oversmooth as osm
-from oversmooth.commands.app import app
-from oversmooth.data.reading import Reading, ReadingOptions
+from oversmooth.commands.verbs import app
+from oversmooth.data.options import DataOptions, ReadingOptions
 from oversmooth.measurement.metrics import DEFAULT_METRICS
 from oversmooth.models.hooks.removal import PARTS
+from oversmooth.models.open import LoadKeywords, LoadOptions
 from oversmooth.worth.edit_curve import STRENGTHS
+from tests.public_api import with_unpacked_keywords
 
 COMMANDS = typer.main.get_command(app).commands
 PAIRS = {
@@ -43,11 +45,12 @@ ONLY_COMMAND = {
     "loss": "`edit_curve` at that one strength",
 }
 ONLY_COMMAND_OF = {
-    "edit": {"data", *ReadingOptions.__annotations__},  # what `edit --loss` runs the model on; the function runs none
+    # What `edit --loss` runs the model on; the function runs none.
+    "edit": {"data", *ReadingOptions.__annotations__} - {"mask"},
     "gate": {"max_loss_increase"},  # one entry of `rules`
 }
 ONLY_FUNCTION = {
-    **dict.fromkeys(("arch", "inputs"), "an object of Python"),
+    **dict.fromkeys(("arch", "inputs", "mask"), "an object of Python"),
     **dict.fromkeys(("progress", "stage"), "a function of Python; the command line shows bars"),
     "command": "the command line that is running, for the report",
     "solve_what_ifs": "the command line solves those that it is asked for by name",
@@ -69,6 +72,8 @@ DEFAULTS = {
 }
 """Defaults that the command line leaves to the function, so that a file or a table can give another."""
 REQUIRED = inspect.Parameter.empty
+GROUPED = {field.name: field.default for group in (DataOptions, LoadOptions) for field in dataclasses.fields(group)}
+"""Keywords that functions share, each declared in one of two groups."""
 
 
 def of_command(verb: str) -> dict[str, object]:
@@ -77,12 +82,9 @@ def of_command(verb: str) -> dict[str, object]:
 
 
 def of_function(verb: str) -> dict[str, object]:
-    """Parameters by name with their defaults; keywords about data are spelled out."""
-    parameters = inspect.signature(PAIRS[verb]).parameters
-    found = {name: parameter.default for name, parameter in parameters.items() if name != "reading"}
-    if "reading" in parameters:
-        found |= {field.name: field.default for field in dataclasses.fields(Reading)}
-    return found
+    """Parameters by name with their defaults; keywords about opening and about data are spelled out."""
+    parameters = with_unpacked_keywords(list(inspect.signature(PAIRS[verb]).parameters.values()))
+    return {one.name: GROUPED[one.name] if one.default is ... else one.default for one in parameters}
 
 
 @pytest.mark.parametrize("verb", PAIRS)
@@ -118,8 +120,9 @@ def test_lists_of_the_command_line_hold_the_same_words():
     assert tuple(float(word) for word in of_command("edit-curve")["strengths"].split(",")) == STRENGTHS
 
 
-def test_keywords_about_data_are_those_of_reading():
-    assert set(ReadingOptions.__annotations__) == {field.name for field in dataclasses.fields(Reading)}
+@pytest.mark.parametrize(("keywords", "options"), [(ReadingOptions, DataOptions), (LoadKeywords, LoadOptions)])
+def test_keywords_that_functions_share_are_those_of_their_group(keywords, options):
+    assert set(keywords.__annotations__) == {field.name for field in dataclasses.fields(options)}
 
 
 def test_all_metrics_are_asked_for_by_one_word_in_both():

@@ -6,19 +6,19 @@ import sys
 
 import pytest
 
-from oversmooth.commands import completion
-from oversmooth.commands.completion import VALUES
-from oversmooth.measurement.selection import GROUPS, known_metrics
+from oversmooth.claims.reproduce import CLAIMS
+from oversmooth.commands import options as completion
+from oversmooth.commands.options import VALUES
+from oversmooth.measurement.observer import GROUPS, known_metrics
 from oversmooth.models.hooks.places import PLACES
 from oversmooth.models.hooks.removal import PARTS
-from oversmooth.models.task_heads import TASKS as LOSS_TASKS
-from oversmooth.prediction.theory.what_if import WHAT_IFS
-from oversmooth.training.recipes.language.superglue.job import SETTINGS
-from oversmooth.training.recipes.language.superglue.tasks import TASKS
-from oversmooth.training.recipes.train import load_recipe
-from oversmooth.training.recipes.variants import VARIANTS
-from oversmooth.training.reproduce.claims import CLAIMS
-from oversmooth.worth.pruning import BY
+from oversmooth.models.live import TASKS as LOSS_TASKS
+from oversmooth.prediction.what_if import WHAT_IFS
+from oversmooth.recipes.superglue import SETTINGS
+from oversmooth.recipes.superglue_tasks import TASKS
+from oversmooth.recipes.train import load_recipe
+from oversmooth.recipes.variants import VARIANTS
+from oversmooth.worth.prune import BY
 from tests.command_line import ROOT
 
 TABLES = {

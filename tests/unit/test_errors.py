@@ -4,9 +4,11 @@ import dataclasses
 import pickle
 
 import pytest
+import torch
 
 from oversmooth import errors
-from oversmooth.errors import BadValue, OversmoothError, first_line
+from oversmooth.errors import BadValue, OversmoothError, first_line, whole_message
+from oversmooth.models.open import require_target
 
 EXAMPLES = {
     "BadValue": (("every", 0, "at least 1"), ("every must be at least 1", "got 0")),
@@ -59,10 +61,23 @@ EXAMPLES = {
         ("f", "x.parametrizations.weight.0.eigenbasis.psi"),
         ("before `osm.bake`", "holds x.parametrizations", "random numbers", "then save it again"),
     ),
+    "OtherStream": (
+        ("m", "the output of blocks.0", "the input of blocks.1"),
+        ("residual stream of m", "expected the input of blocks.1 to follow from the output of blocks.0", "nn.Module"),
+    ),
+    "PartialReading": (
+        ("m", "partial reading: 40% of the parameters that run are in no part (a.1)"),
+        ("m cannot be judged", "40%", "osm.discover(model, inputs)", "arch="),
+    ),
     "OtherModel": (("model type", "bert", "gpt2"), ("another model", "model type was bert, is gpt2", "the same data")),
     "RunFailed": (
         ("oversmooth train digits", "No space left on device"),
         ("did not finish", "No space left on device", "oversmooth train digits"),
+    ),
+    "TokensChanged": (("block 2", 10, 7), ("features of block 2", "expected 10 tokens, found 7", "separately")),
+    "UserCodeFailed": (
+        ("The metric 'mine'", "raises KeyError: x"),
+        ("The metric 'mine' raises KeyError: x.", "correct it, or leave it out"),
     ),
     "UnsafePickle": (
         ("f", "GLOBAL os.system"),
@@ -137,6 +152,14 @@ EXAMPLES = {
         ("sharpen", "layer 2", "it has a bias", "Use smooth."),
         ("sharpen cannot be applied to layer 2: it has a bias", "Use smooth."),
     ),
+    "NotReadBack": (
+        ("prune", "out", "lacks weights that would be filled with random numbers: a", ("mlp_only_layers",)),
+        (
+            "prune wrote nothing to out",
+            "lacks weights that would be filled",
+            "depend on the number of a block: mlp_only_",
+        ),
+    ),
     "BadRecipe": (
         ("digits", BadValue("training.batch", -1, "greater than 0")),
         ("recipe digits", "training.batch must be greater than 0", "got -1", "--set KEY=VALUE"),
@@ -196,9 +219,67 @@ def test_an_error_arrives_from_another_process_with_its_fields(name):
     assert [str(getattr(arrived, each)) for each in names] == [str(getattr(error, each)) for each in names]
 
 
+def huge_fields(kind):
+    """Arguments of an error, each as large as its type allows."""
+    large = {
+        "str": "long words " * 40_000,
+        "object": {f"layer.{number}.weight": "x" * 400 for number in range(2000)},
+        "Sequence[str]": ["a name of some length"] * 20_000,
+        "int": 3,
+        "float": 0.5,
+    }
+    values = []
+    for field, example in zip(dataclasses.fields(kind), EXAMPLES[kind.__name__][0], strict=False):
+        values.append(large.get(str(getattr(field.type, "__name__", field.type)), large.get(str(field.type), example)))
+    return values
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_no_error_prints_more_than_a_few_lines_of_what_it_was_given(name):
+    kind = getattr(errors, name)
+    error = kind(*huge_fields(kind))
+    for text in (str(error), f"{error.problem} {error.next_step}", str(pickle.loads(pickle.dumps(error)))):
+        assert len(text) < 2600
+    again = dataclasses.replace(error)
+    assert vars(again) == vars(error), "the fields themselves stay whole"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({f"layer.{number}": number for number in range(1000)}, "got a dict of 1000 entries ('layer.0', 'layer.1'"),
+        (torch.zeros(300, 300), "got a Tensor of shape (300, 300)"),
+        (torch.nn.Linear(3, 3), "got a Linear."),
+        (10**5000, "got a number of hundreds of digits"),
+        (["a" * 10_000] * 3, "characters ...]"),
+        ("a" * 10_000, "characters ...]"),
+        (0.25, "got 0.25."),
+        (b"a" * 10_000, "characters ...]"),
+    ],
+    ids=["dict", "tensor", "module", "number", "list", "text", "share", "bytes"],
+)
+def test_a_large_value_is_shown_by_its_kind_or_its_ends(value, words):
+    text = str(BadValue("target", value, "a path"))
+    assert words in text
+    assert len(text) < 1500
+
+
+def test_a_state_dict_is_no_target():
+    with pytest.raises(BadValue, match="load a state dict into its model first") as caught:
+        require_target({f"layer.{number}.weight": torch.zeros(30, 30) for number in range(300)})
+    assert len(str(caught.value)) < 300
+
+
 def test_a_silent_error_of_another_library_goes_by_its_name():
     assert first_line(KeyError()) == "KeyError"
     assert first_line(ValueError("one\ntwo")) == "one"
+
+
+def test_advice_of_torch_to_run_the_code_in_a_file_is_left_out():
+    advice = "Re-running `torch.load` with `weights_only` set to `False` will likely succeed. It can result in code."
+    error = ValueError(f"Weights are odd. {advice}\nDo it only if you got the file from a trusted source.")
+    assert first_line(error) == whole_message(error) == "Weights are odd. It can result in code."
+    assert first_line(ValueError(advice.partition(" It")[0])) == "ValueError"
 
 
 def test_no_suggestion_is_made_where_nothing_is_close():
@@ -208,6 +289,7 @@ def test_no_suggestion_is_made_where_nothing_is_close():
 def test_weights_that_fit_nothing_show_what_they_are_called():
     text = str(errors.UnidentifiedWeights("f", [], ["odd.weight"]))
     assert "fit no declared family (for example odd.weight)" in text
+    assert "found = osm.discover(model, inputs); osm.inspect('f', arch=found)" in text
 
 
 def test_an_empty_folder_is_said_to_hold_nothing():

@@ -15,15 +15,19 @@ ROOT = Path(oversmooth.__file__).parent
 
 LAYERS = (
     ("errors",),
-    ("environment", "results"),
-    ("models", "output"),
+    ("environment",),
+    ("results",),
+    ("models",),
     ("data", "spectra"),
     ("measurement", "control"),
     ("prediction",),
     ("worth",),
     ("analysis",),
-    ("surveys",),
-    ("training",),
+    ("handle",),  # the opened model with every function above as a method
+    ("surveys", "training"),
+    ("recipes",),
+    ("claims",),
+    ("output",),  # above everything that computes, so that nothing that computes knows a page
     ("lightning",),  # one name, where users of Lightning look for it
     ("commands",),
     ("",),  # the package itself: the public names
@@ -34,15 +38,14 @@ LAYERS = (
 
 LAYER: Mapping[str, int] = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 CONVENIENCE = {
-    ("results.analysis", "output.report"),
-    ("results.analysis", "output.report.page"),
+    ("results.answer", "output.page"),
+    ("results.answer", "output.render"),
     ("results.measurement", "output.figures"),
-    ("results.base", "output.notebook"),
 }
 """The only steps upwards: `analysis.save_html(path)`, `measurement.plot()` and what a notebook shows of a result, inside
 functions, because users and notebooks look for them there."""
 MODEL_LIBRARIES = ("transformers", "timm")
-MAY_IMPORT_THEM = ("models", "data", "training")
+MAY_IMPORT_THEM = ("models", "data", "training", "recipes")
 MODEL_CODE = ("models.crammed_bert", "training.callback")
 """Classes that derive from transformers' own when they are defined; imported inside functions only."""
 
@@ -145,7 +148,7 @@ def test_no_public_name_hides_a_module():
         "import oversmooth.cli",
         "from oversmooth import cli",
         "from oversmooth.data import batches",
-        "from oversmooth.prediction.theory import ladder",
+        "from oversmooth.prediction import ladder",
         "def later():\n    from oversmooth.measurement.metrics import lookup",
         "if TYPE_CHECKING:\n    from oversmooth.analysis import analyze",
     ],

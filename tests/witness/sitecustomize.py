@@ -20,7 +20,7 @@ LOG, RUN, SABOTAGE = "OVERSMOOTH_WITNESS_LOG", "OVERSMOOTH_WITNESS_RUN", "OVERSM
 DEADLY = "OVERSMOOTH_WITNESS_DEADLY"
 """A target that ends the process it is opened in, as one that is too large for the memory does."""
 HEADER = "X-Witness"
-WATCHED = "oversmooth.surveys.reading"
+WATCHED = "oversmooth.surveys.worker"
 
 
 class _WhenImported(importlib.abc.MetaPathFinder):
@@ -46,28 +46,29 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 def _watch(reading: Any) -> None:
     import aiohttp
 
-    send, make, opened = aiohttp.ClientSession._request, reading.Traffic, reading.open_source
+    send, make, opened = aiohttp.ClientSession._request, reading.RateLimiter, reading.open_source
     run, numbers, sent_with = os.environ[RUN], itertools.count(), ["none"]
 
-    def permitted(permit: Callable[[], float]) -> float:
+    def permitted(permit: Callable[[str], float], host: str) -> float:
         asked = time.monotonic()
-        wait = permit()
+        wait = permit(host)
         if wait <= 0:
             sent_with[0] = f"{os.getpid()}-{next(numbers)} {asked!r}"
         return wait
 
-    def told(pause: Callable[[float], None], seconds: float) -> None:
+    def told(pause: Callable[[str, float], None], host: str, seconds: float) -> None:
         if os.environ.get(SABOTAGE) != "pauses":
-            pause(seconds)
+            pause(host, seconds)
         line = f"{run} {seconds!r} {time.monotonic()!r}\n".encode()
         place = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(place, line)
         os.close(place)
 
     def traffic(*, permit: Any, told_to_wait: Any, **rest: Any) -> Any:
-        if os.environ.get(SABOTAGE) == "permits":
-            return make(told_to_wait=lambda seconds: told(told_to_wait, seconds), **rest)
-        return make(permit=lambda: permitted(permit), told_to_wait=lambda seconds: told(told_to_wait, seconds), **rest)
+        rest["told_to_wait"] = lambda host, seconds: told(told_to_wait, host, seconds)
+        if os.environ.get(SABOTAGE) != "permits":
+            rest["permit"] = lambda host: permitted(permit, host)
+        return make(**rest)
 
     async def request(self: Any, *arguments: Any, headers: Any = None, **options: Any) -> Any:
         marked = {**(headers or {}), HEADER: f"{run} {sent_with[0]}"}
@@ -78,7 +79,7 @@ def _watch(reading: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return opened(target)
 
-    reading.Traffic, reading.open_source = traffic, deadly
+    reading.RateLimiter, reading.open_source = traffic, deadly
     aiohttp.ClientSession._request = request  # type: ignore[method-assign]
 
 

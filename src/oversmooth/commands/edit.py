@@ -5,24 +5,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oversmooth.commands import completion
+from oversmooth.commands import options as completion
 from oversmooth.commands.options import (
     DataOption,
-    Device,
     Heads,
     LossTask,
     ModelType,
+    Showing,
     TargetArgument,
-    TrustRemoteCode,
     ValueHeads,
     embedded_default,
+    reads_data,
+    runs_model,
+    show,
+    shows_rows,
 )
-from oversmooth.commands.reading import reads_data
-from oversmooth.commands.showing import Showing, show, shows_rows
-from oversmooth.data.reading import ReadingOptions
+from oversmooth.data.options import ReadingOptions
+from oversmooth.environment.files import require_writable
 from oversmooth.errors import BadValue, Conflict
-from oversmooth.output.terminal.progress_bars import one_bar
-from oversmooth.output.whole_files import require_writable
+from oversmooth.output.console import one_bar
 
 if TYPE_CHECKING:
     from oversmooth.results import Control
@@ -121,14 +122,14 @@ def edit(
 
 def _show_edit(result: "Control") -> None:
     """How far layers moved, and what that costs where it was asked for."""
-    from oversmooth.output.terminal.tables import show_control
-    from oversmooth.output.terminal.worth_tables import show_edit_points
+    from oversmooth.output.tables import show_control, show_edit_points
 
     show_control(result)
     if result.cost is not None:
         show_edit_points(result.cost)
 
 
+@runs_model
 @reads_data
 @shows_rows
 def edit_curve(
@@ -150,15 +151,14 @@ def edit_curve(
     ] = 0.1,
     data: DataOption = None,
     task: LossTask = None,
-    device: Device = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Also write the curve as a page.")] = None,
-    trust_remote_code: TrustRemoteCode = False,
     *,
+    load: dict[str, Any],
     showing: Showing,
     reading: ReadingOptions,
 ) -> None:
     """Show loss and features over the strength of an edit, and whether it is worth it; no checkpoint is written."""
-    from oversmooth.output.terminal.worth_tables import show_edit_curve
+    from oversmooth.output.tables import show_edit_curve
     from oversmooth.worth.edit_curve import edit_curve as edit_curve_
 
     require_writable(output)
@@ -176,14 +176,13 @@ def edit_curve(
             stack=stack,
             max_loss_increase=max_loss_increase,
             task=task,
-            device=device,
-            trust_remote_code=trust_remote_code,
             progress=progress,
+            **load,
             **reading,
         )
     if output is not None:
-        from oversmooth.output.report import write_page
-        from oversmooth.output.report.edit_curve import edit_curve_page
+        from oversmooth.output.curve_pages import edit_curve_page
+        from oversmooth.output.render import write_page
 
         write_page(edit_curve_page(result), output)
     show(result, lambda: show_edit_curve(result), showing)

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from oversmooth.commands import completion
+from oversmooth.commands import options as completion
 from oversmooth.errors import BadValue
-from oversmooth.output.terminal.progress_bars import stages
+from oversmooth.output.console import stages
 
 
 def finetune(
@@ -49,10 +49,10 @@ def finetune(
     import shlex
     import sys
 
-    from oversmooth.output.terminal.finetune_table import show_finetuning
-    from oversmooth.training.recipes.language.superglue.finetune import finetune as finetune_
-    from oversmooth.training.recipes.language.superglue.tasks import TASKS
-    from oversmooth.training.recipes.runner import is_first_process, process_group_ends
+    from oversmooth.output.tables import show_finetuning
+    from oversmooth.recipes.superglue import finetune as finetune_
+    from oversmooth.recipes.superglue_tasks import TASKS
+    from oversmooth.recipes.train import is_first_process, process_group_ends
 
     try:
         numbers = [int(word) for word in seeds.split(",")]

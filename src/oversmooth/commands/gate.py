@@ -1,19 +1,17 @@
 """`oversmooth gate`: limits for continuous integration."""
 
 import os
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oversmooth.commands import completion
-from oversmooth.commands.options import Base, DataOption, Device, Json, Offload, RunDtype, TrustRemoteCode
-from oversmooth.commands.reading import reads_data
-from oversmooth.data.reading import ReadingOptions
-from oversmooth.errors import BadValue, BrokenFile, UnknownName
-from oversmooth.output.terminal.progress_bars import one_bar
-from oversmooth.output.whole_files import require_writable
+from oversmooth.commands import options as completion
+from oversmooth.commands.options import DataOption, Json, reads_data, runs_model
+from oversmooth.data.options import ReadingOptions
+from oversmooth.environment.files import require_writable
+from oversmooth.errors import BadValue, UnknownName
+from oversmooth.output.console import one_bar
 
 if TYPE_CHECKING:
     from oversmooth.results import GateResult
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
 TABLES = ("rules", "against")
 
 
+@runs_model
 @reads_data
 def gate(
     target: Annotated[
@@ -29,7 +28,6 @@ def gate(
             help="A model, or the metrics.jsonl of a run.", show_default=False, autocompletion=completion.targets
         ),
     ],
-    base: Base = None,
     data: DataOption = None,
     max_cosine: Annotated[float | None, typer.Option(help="Largest mean cosine that leaves any block.")] = None,
     min_effective_rank_share: Annotated[
@@ -53,17 +51,14 @@ def gate(
     github: Annotated[
         bool, typer.Option("--github", help="Annotations of GitHub; by itself where GITHUB_ACTIONS is set.")
     ] = False,
-    device: Device = None,
-    dtype: RunDtype = None,
-    offload: Offload = None,
     json: Json = False,
-    trust_remote_code: TrustRemoteCode = False,
     *,
+    load: dict[str, Any],
     reading: ReadingOptions,
 ) -> None:
     """Hold a model to limits; exit code 1, with the layer and sub-block to blame, if it breaks one."""
     from oversmooth.measurement.gate import gate as gate_
-    from oversmooth.output.gate_files import annotations, write_junit
+    from oversmooth.output.exports import annotations, write_junit
 
     require_writable(junit)
     file = _rules_file(rules) if rules is not None else {}
@@ -82,12 +77,8 @@ def gate(
             rules=asked,
             against=against or compared.get("analysis"),
             tolerance=tolerance if tolerance is not None else compared.get("tolerance", 0.02),
-            base=base,
-            dtype=dtype,
-            offload=offload,
-            device=device,
-            trust_remote_code=trust_remote_code,
             progress=progress,
+            **load,
             **reading,
         )
     if junit is not None:
@@ -121,12 +112,9 @@ def _given_rules(words: Any) -> dict[str, float]:
 
 def _rules_file(path: Path) -> dict[str, Any]:
     """The tables of a rules file; an analysis in it is found beside the file."""
-    from oversmooth.results.text_files import read_text_file
+    from oversmooth.environment.files import read_text_file, toml_tables
 
-    try:
-        tables = tomllib.loads(read_text_file(path, "a TOML file"))
-    except ValueError as error:
-        raise BrokenFile(str(path), "TOML", str(error), "Correct it there.") from error
+    tables = toml_tables(read_text_file(path, "a TOML file"), str(path))
     for name, table in tables.items():
         if name not in TABLES:
             raise UnknownName("table of a rules file", name, TABLES)

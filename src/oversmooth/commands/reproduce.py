@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from oversmooth.commands import completion
-from oversmooth.output.terminal.progress_bars import stages
+from oversmooth.commands import options as completion
+from oversmooth.output.console import stages
 
 
 def reproduce(
@@ -40,8 +40,8 @@ def reproduce(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what a stopped run left in the folder.")] = False,
 ) -> None:
     """Check the paper's claims by protocols that were written before: verdicts, effects with intervals, what they rest on."""
+    from oversmooth.claims.reproduce import chosen
     from oversmooth.errors import Conflict, UnknownName
-    from oversmooth.training.reproduce.claims import chosen
 
     claims = chosen(claim)
     if scale not in ("cpu", "full"):
@@ -62,16 +62,17 @@ def reproduce(
     import shlex
     import sys
 
-    from oversmooth.training.reproduce.materials import Materials
-    from oversmooth.training.reproduce.reproduction import found_models
-    from oversmooth.training.reproduce.reproduction import reproduce as reproduce_
+    from oversmooth.claims.context import ClaimContext
+    from oversmooth.claims.reproduce import found_models
+    from oversmooth.claims.reproduce import reproduce as reproduce_
+    from oversmooth.output.claims_page import claims_pages
 
     with stages() as stage:
-        materials = Materials(
+        materials = ClaimContext(
             out=out, targets=(*found_models(), *(model or ())), is_quick=quick, trains=train, stage=stage
         )
         materials.require_place(resume)
-        findings = reproduce_(claims, materials, shlex.join(["oversmooth", *sys.argv[1:]]))
+        findings = reproduce_(claims, materials, claims_pages, shlex.join(["oversmooth", *sys.argv[1:]]))
     if quick:
         typer.echo("A smoke check: nothing has converged, and no verdict below is evidence.")
     for each in claims:

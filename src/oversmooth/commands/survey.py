@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from oversmooth.commands import completion
+from oversmooth.commands import options as completion
 from oversmooth.commands.options import Json
 
 
@@ -46,7 +46,7 @@ def survey(
     json: Json = False,
 ) -> None:
     """Inspect every model of a list into one table of Parquet files; what cannot be read is a row with the reason."""
-    from oversmooth.output.terminal.survey_progress import say_counts, survey_bar
+    from oversmooth.output.console import say_counts, survey_bar
     from oversmooth.surveys.survey import survey as survey_
 
     # Ray prints what happens to its processes, wherever the results of a program go.
@@ -82,8 +82,8 @@ def atlas(
     out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("atlas.html"),
 ) -> None:
     """The picture of a survey as one HTML page: tendency over depth by family, size and year, outliers, every model."""
-    from oversmooth.output.whole_files import require_writable, write_whole
-    from oversmooth.surveys.atlas import atlas_html
+    from oversmooth.environment.files import require_writable, write_whole
+    from oversmooth.output.atlas import atlas_html
 
     require_writable(out)
     page = atlas_html(folder)

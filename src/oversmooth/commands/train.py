@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from oversmooth.commands import completion
-from oversmooth.output.terminal.progress_bars import one_bar
+from oversmooth.commands import options as completion
+from oversmooth.output.console import one_bar
 
 
 def train(
@@ -53,8 +53,8 @@ def train(
     import shlex
     import sys
 
-    from oversmooth.training.recipes.runner import RunRequest, is_first_process, process_group_ends
-    from oversmooth.training.recipes.train import train as train_
+    from oversmooth.recipes.train import RunRequest, is_first_process, process_group_ends
+    from oversmooth.recipes.train import train as train_
 
     folder = out or Path(f"{Path(recipe).stem}-{variant}-seed{seed}")
     request = RunRequest(
@@ -78,4 +78,6 @@ def train(
         return
     for name, value in finished.results.items():
         typer.echo(f"{name} {value:.4f}")
+    for name, words in finished.manifest.read_back.items():
+        typer.echo(f"{name}: {words}")
     typer.echo(f"run: {folder.absolute()}")

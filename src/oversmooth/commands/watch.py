@@ -12,9 +12,9 @@ def watch(
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Serve loss, accuracy and smoothing of runs on this machine, and keep the page up to date while they train."""
-    from oversmooth.output.report.run_pages import watched_page
-    from oversmooth.output.report.serving import LOOPBACK, page_server
-    from oversmooth.training.recipes.run_folders import read_run_folder
+    from oversmooth.output.render import LOOPBACK, page_server
+    from oversmooth.output.run_pages import watched_page
+    from oversmooth.recipes.run_folder import read_run_folder
 
     def page():  # type: ignore[no-untyped-def]
         return watched_page([read_run_folder(folder) for folder in runs])

@@ -77,7 +77,7 @@ def visible_in(mask: Tensor | None, queries: int, keys: int, is_causal: bool) ->
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Product:
+class AttentionProduct:
     """One product of attention and values: `output = A values`, and `again(x) = A x`."""
 
     output: Float[Tensor, "batch head query d_head"]
@@ -113,7 +113,7 @@ class Changes(Protocol):
 
     def values(self, v: Float[Tensor, "batch token kv d_head"]) -> Tensor: ...
 
-    def product(self, product: Product) -> Tensor: ...
+    def product(self, product: AttentionProduct) -> Tensor: ...
 
     def probabilities(self, attention: Float[Tensor, "batch head query key"], visible: Visible) -> Tensor: ...
 
@@ -174,7 +174,7 @@ def fused(
         is_causal=is_causal,
         scale=scale,
     )
-    product = Product(
+    product = AttentionProduct(
         output=attend(key, value, enable_gqa=enable_gqa),
         values=_per_head(value, heads),
         visible=visible,

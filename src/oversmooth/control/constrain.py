@@ -6,18 +6,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from oversmooth.control.eigenbasis import Eigenbasis
-from oversmooth.control.norms import follow_scale, keep_norms_positive, require_followed_norms, unfollow
+from oversmooth.control.eigenbasis import SCALES, Eigenbasis
 from oversmooth.control.parametrizations import (
     OutputWeight,
     ValueWeight,
+    follow_scale,
+    keep_norms_positive,
     ours,
     parametrized,
     put_on,
+    require_followed_norms,
     take_off,
+    unfollow,
 )
 from oversmooth.control.projection import (
-    Form,
+    EigenvalueForm,
     constant,
     fresh_eigenbasis,
     kept_eigenbasis,
@@ -25,13 +28,20 @@ from oversmooth.control.projection import (
     weights_of,
     with_constant_kept,
 )
-from oversmooth.control.selection import RULE_PREFIX, Chosen, Layers, choose, heads_of, require_matrices, require_plain
-from oversmooth.control.token_scale import SCALES
+from oversmooth.control.selection import (
+    RULE_PREFIX,
+    Chosen,
+    Layers,
+    choose,
+    heads_of,
+    require_matrices,
+    require_ordinary,
+    require_plain,
+)
 from oversmooth.errors import CannotControl, UnknownName
 from oversmooth.models.canonical import AttentionWeights
-from oversmooth.models.opening import open_source
-from oversmooth.models.provenance import provenance_of
-from oversmooth.models.source import Declaration
+from oversmooth.models.open import open_source
+from oversmooth.models.source import Declaration, provenance_of
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.store import ReadLog
 from oversmooth.results import Control, HeadMove, LayerControl, Spectrum
@@ -134,7 +144,7 @@ def constrain(
     >>> max(layer.after.max_real for layer in result.layers) < 1e-5
     True
     """
-    form = Form(low=float(low), high=float(high), basis=basis, max_condition=max_condition)
+    form = EigenvalueForm(low=float(low), high=float(high), basis=basis, max_condition=max_condition)
     if init not in INITS:
         raise UnknownName("init", init, INITS)
     if scale not in SCALES:
@@ -144,6 +154,7 @@ def constrain(
     assert isinstance(store, ModuleStore), "an open module is read through a ModuleStore"
     stacks = source.stacks()
     chosen = choose(stacks, layers, stack)
+    require_ordinary("An interval of eigenvalues", chosen, store)
     require_matrices(chosen, store.read)
     plan = [(each, each.stack.weights(each.position, log.read)) for each in chosen]
     for each, weights in plan:
@@ -220,7 +231,9 @@ def _refuse(model: nn.Module, store: ModuleStore, plan: list[tuple[Chosen, Atten
 # --- one layer ------------------------------------------------------------------------------------------------------
 
 
-def _eigenbasis(weights: AttentionWeights, form: Form, init: str, generator: torch.Generator | None) -> Eigenbasis:
+def _eigenbasis(
+    weights: AttentionWeights, form: EigenvalueForm, init: str, generator: torch.Generator | None
+) -> Eigenbasis:
     heads = heads_of(weights)
     if init == "fresh":
         return fresh_eigenbasis(heads, form, weights.w_v, generator)

@@ -8,8 +8,10 @@ from torch import Tensor
 from oversmooth.control.eigenbasis import Heads
 from oversmooth.errors import BadValue, CannotControl, UnknownName
 from oversmooth.models.canonical import AttentionWeights
-from oversmooth.models.resolve import BlockNames
+from oversmooth.models.identify import BlockNames
 from oversmooth.models.source import Stack
+from oversmooth.models.stores.adapters import is_adapted
+from oversmooth.models.stores.module import ModuleStore
 
 RULE_PREFIX = "oversmooth_"
 """Prefix of the submodules that interventions on attention add; such a model has no ordinary weights to go back to."""
@@ -86,6 +88,15 @@ def require_matrices(chosen: Sequence[Chosen], read: Callable[[str], Tensor]) ->
                 form = axes or "a convolution"
                 reason = f"{name} is stored as {form}, not as a matrix"
                 raise CannotControl("A change of the value map", each.words, reason, "Use linear layers there.")
+
+
+def require_ordinary(verb: str, chosen: Sequence[Chosen], store: ModuleStore) -> None:
+    """The value path that is written to is what acts: no adapter of peft adds to it, or stands in its place."""
+    for each in chosen:
+        name = next((name for name in each.block if is_adapted(store.owner(name))), None)
+        if name is not None:
+            advice = "Merge it first: model = model.merge_and_unload()."
+            raise CannotControl(verb, each.words, f"an adapter of peft acts on {name}", advice)
 
 
 def _numbers(layers: Layers, indices: Sequence[int]) -> set[int]:

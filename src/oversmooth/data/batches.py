@@ -1,6 +1,6 @@
 """Batches as a model takes them: named, on its device, checked before it fails on them; and which tokens count."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
@@ -8,18 +8,37 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from oversmooth.errors import OversmoothError, WrongBatch, first_line
+from oversmooth.errors import RUN_ERRORS, OversmoothError, WrongBatch, first_line
 from oversmooth.models.hooks.places import ObserverFailed
-from oversmooth.models.inputs import AUDIO, IMAGE, TEXT, image_shape, is_composite, vocabulary_size
+from oversmooth.models.inputs import AUDIO, IMAGE, TEXT, image_shape, is_composite, main_input, vocabulary_size
 from oversmooth.models.live import call_model
 from oversmooth.models.source import Stack
-from oversmooth.models.stores.elsewhere import device_of
+from oversmooth.models.stores.module import device_of
 
-Batch = Tensor | Mapping[str, Any]
-"""What a caller gives: one tensor, or tensors by the names of the model's `forward`."""
+Batch = Tensor | Mapping[str, Any] | Sequence[Tensor]
+"""What a caller gives: one tensor, several in the order of `forward`'s arguments, or tensors by the names of these."""
 VAR_POSITIONAL, VAR_KEYWORD = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD
 DECODER_TOKENS = 8
 """Length of the decoder input that an audio model gets when none is given."""
+
+
+class Inputs(dict[str, Any]):
+    """A prepared batch, and which of its tokens count where more than the usual masks says so."""
+
+    def __init__(self, inputs: Mapping[str, Any]):
+        super().__init__(inputs)
+        self.keep: dict[str, tuple[str, Bool[Tensor, "batch token"]]] = {}
+        """By stack: the input that marks its padding, and the tokens that are none."""
+        self.given: Bool[Tensor, "batch token"] | None = None
+        """What the caller says, for all stacks that have as many tokens."""
+        self.seen_shapes: list[tuple[int, ...]] = []
+
+    def require_used(self) -> None:
+        """Raises where what the caller said fits no stack."""
+        if self.given is not None and tuple(self.given.shape) not in self.seen_shapes:
+            found = f"{tuple(self.given.shape)}"
+            shapes = " or ".join(map(str, dict.fromkeys(self.seen_shapes)))
+            raise WrongBatch(f"a mask of shape {shapes}", found, "Give one entry per token that the blocks see.")
 
 
 def prepare(
@@ -39,9 +58,15 @@ def prepare(
     if limit is not None and limit < rows:
         inputs = {name: value[:limit] if _has_rows(value) else value for name, value in inputs.items()}
     _check_ids(model, config, inputs)
-    if config.get("is_encoder_decoder") and "decoder_input_ids" not in inputs:
+    if config.get("is_encoder_decoder") and "decoder_input_ids" not in inputs and _takes(model, "decoder_input_ids"):
         inputs |= _decoder_inputs(config, inputs)
     return inputs
+
+
+def _takes(model: nn.Module, name: str) -> bool:
+    """Whether a model has an argument of a name, or is a wrapper that passes everything on."""
+    parameters = signature(model.forward).parameters
+    return name in parameters or all(one.kind in (VAR_POSITIONAL, VAR_KEYWORD) for one in parameters.values())
 
 
 def _as_input(name: str, value: Any, device: torch.device, dtype: torch.dtype) -> Any:
@@ -74,14 +99,16 @@ def _named(model: nn.Module, config: Mapping[str, Any], batch: Batch | str) -> d
     if not takes and isinstance(batch, Mapping):
         takes = list(batch)  # a wrapper that passes everything on
     is_transformers = hasattr(model, "main_input_name")
-    main = getattr(model, "main_input_name", "")
+    if isinstance(batch, tuple | list) and len(batch) and all(isinstance(part, Tensor) for part in batch):
+        batch = _by_position(batch, takes, is_transformers=is_transformers)
+    main = main_input(model) if is_transformers else ""
     if isinstance(batch, Mapping):
         if not is_transformers:
             tensors = [name for name in batch if name in (*takes, IMAGE, TEXT, "inputs", "image", "")]
             if not tensors:
                 raise WrongBatch(f"one of {', '.join(takes)}", f"the names {', '.join(batch)}", "Rename the tensors.")
-            first, *rest = tensors
-            return {"": batch[first], **{name: batch[name] for name in rest if name in takes}}
+            first = takes[0] if takes[0] in tensors else tensors[0]
+            return {"": batch[first], **{name: batch[name] for name in tensors if name in takes and name != first}}
         known = {name: value for name, value in batch.items() if name in takes and name != "labels"}
         if main not in known and not {"inputs_embeds", *(IMAGE, TEXT, *AUDIO)} & known.keys():
             raise WrongBatch(f"an input named {main!r}", f"the names {', '.join(batch)}", _kind_advice(main))
@@ -90,10 +117,20 @@ def _named(model: nn.Module, config: Mapping[str, Any], batch: Batch | str) -> d
         return known
     if not is_transformers:
         return {"": batch}
+    if not isinstance(batch, Tensor):
+        raise WrongBatch("a dict of tensors or one tensor", f"a {type(batch).__name__}", _kind_advice(main))
     kind = _kind_of(batch)
     if kind != main and not (kind == "inputs_embeds" and main in (TEXT, *AUDIO)):
         raise WrongBatch(f"{main!r}", f"a tensor of shape {tuple(batch.shape)}, {batch.dtype}", _kind_advice(main))
     return {main if main in AUDIO else kind: batch}
+
+
+def _by_position(batch: Sequence[Tensor], takes: Sequence[str], *, is_transformers: bool) -> Mapping[str, Tensor]:
+    """Tensors by the names of the arguments that they would be."""
+    if is_transformers or len(batch) > len(takes):
+        expected = "a dict of tensors" if is_transformers else f"at most {len(takes)} tensors ({', '.join(takes)})"
+        raise WrongBatch(expected, f"{len(batch)} tensors without names", "Give a dict with the names of the inputs.")
+    return dict(zip(takes, batch, strict=False))
 
 
 def _kind_of(tensor: Tensor) -> str:
@@ -103,7 +140,10 @@ def _kind_of(tensor: Tensor) -> str:
 
 
 def _kind_advice(main: str) -> str:
-    wanted = {IMAGE: "images", TEXT: "text"}.get(main, "audio")
+    kinds = {IMAGE: "images", TEXT: "text", **dict.fromkeys(AUDIO, "audio")}
+    if main not in kinds:
+        return f"Give batches yourself, as dicts that hold {main!r} and what else the model takes."
+    wanted = kinds[main]
     return f"This model takes {wanted}: give it {wanted}, or leave the data out to use the built-in samples."
 
 
@@ -138,7 +178,7 @@ def run_checked(model: nn.Module, config: Mapping[str, Any], inputs: Mapping[str
         if not isinstance(error, OversmoothError):
             error.add_note(f"Raised while looking at depth {failed.place.depth}, {failed.place.name}.")
         raise error from error.__cause__
-    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+    except RUN_ERRORS as error:
         shapes = ", ".join(f"{name or 'input'} {_shape(value)}" for name, value in inputs.items())
         found = f"{shapes}; the model says: {first_line(error)}"
         raise WrongBatch("inputs that the model accepts", found, _size_advice(model, config, inputs)) from error
@@ -181,17 +221,30 @@ def keep_mask(
 ) -> Bool[Tensor, "batch token"]:
     """Tokens of a stack that are measured: no padding, and without the first `drop_prefix` ones."""
     keep = torch.ones(h.shape[:2], dtype=torch.bool, device=h.device)
-    if "src_key_padding_mask" in inputs:
+    own = ""
+    if isinstance(inputs, Inputs):
+        inputs.seen_shapes.append(tuple(keep.shape))
+        if inputs.given is not None:
+            if inputs.given.shape == keep.shape:
+                keep &= inputs.given.to(keep.device)
+            keep[:, :drop_prefix] = False
+            return keep
+        own, marked = inputs.keep.get(stack.label, ("", keep))
+        keep &= _fitting(marked, keep)
+    if "src_key_padding_mask" in inputs and own != "src_key_padding_mask":
         keep &= ~inputs["src_key_padding_mask"].bool()
-    mask = inputs.get("decoder_attention_mask" if stack.arch.stack == "decoder" else "attention_mask")
+    name = "decoder_attention_mask" if stack.arch.stack == "decoder" else "attention_mask"
+    mask = inputs.get(name) if name != own else None
     if mask is not None and stack.arch.kind == "text":
-        if tuple(mask.shape) != tuple(keep.shape):
-            raise WrongBatch(
-                f"an attention mask of shape {tuple(keep.shape)}", f"{tuple(mask.shape)}", "Check the mask."
-            )
-        keep &= mask.bool()
+        keep &= _fitting(mask, keep).bool()
     downsample = getattr(model, "_get_feature_vector_attention_mask", None)
     if mask is not None and stack.arch.kind == "audio" and downsample is not None:
         keep &= downsample(h.shape[1], mask).bool()
     keep[:, :drop_prefix] = False
     return keep
+
+
+def _fitting(mask: Tensor, keep: Bool[Tensor, "batch token"]) -> Tensor:
+    if tuple(mask.shape) != tuple(keep.shape):
+        raise WrongBatch(f"an attention mask of shape {tuple(keep.shape)}", f"{tuple(mask.shape)}", "Check the mask.")
+    return mask.to(keep.device)

@@ -1,4 +1,4 @@
-"""Pictures as the model was trained to see them: by its own processor, by its family's published one, or as the user says.
+"""Images and sounds, prepared as the model was trained to see them.
 
 A model that is given pixels of another mean and scale runs as well and answers something else (DINOv2 with 0.5 and 0.5 looks
 as if it sharpened), so nothing is guessed: photographs without known statistics are refused.
@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oversmooth.data.reading import Reading
+from oversmooth.data.options import DataOptions
 from oversmooth.errors import BrokenFile, UnknownPreprocessing, WrongBatch, first_line
-from oversmooth.models.inputs import image_shape
+from oversmooth.models.inputs import AUDIO, image_shape
 from oversmooth.models.source import Source
+
+# --- pictures as the model was trained to see them: by its own processor, by its family's published one ---
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
@@ -92,7 +94,7 @@ class Preprocessing:
 
 
 def find_preprocessing(
-    model: nn.Module, source: Source, config: Mapping[str, Any], reading: Reading, *, is_generated: bool
+    model: nn.Module, source: Source, config: Mapping[str, Any], reading: DataOptions, *, is_generated: bool
 ) -> Preprocessing:
     """What the model's makers did, with the user's choices in place of it; `UnknownPreprocessing` where nothing says it."""
     channels, height, width = image_shape(model, config)
@@ -127,7 +129,7 @@ class _Own:
     """What the processor does to sizes, where that is more than the geometry says."""
 
 
-def _with_choices(own: _Own, reading: Reading, channels: int, is_generated: bool) -> Preprocessing:
+def _with_choices(own: _Own, reading: DataOptions, channels: int, is_generated: bool) -> Preprocessing:
     given_mean, given_std = reading.statistics(channels)
     mean, std = given_mean or own.mean, given_std or own.std
     warnings: tuple[str, ...] = ()
@@ -265,3 +267,68 @@ def _of_family(config: Mapping[str, Any], size: tuple[int, int]) -> _Own | None:
     name = f"published preprocessing of {config['model_type']} (there is no processor beside the model)"
     mean, std = published.statistics
     return _Own(mean, std, geometry, name)
+
+
+# --- sounds as an audio model takes them: by its own feature extractor ---
+
+RATE = 16_000
+"""Samples per second of generated sounds."""
+Extract = Callable[[Sequence[Tensor]], dict[str, Tensor]]
+
+
+def find_extractor(model: nn.Module, source: Source, config: Mapping[str, Any]) -> tuple[Extract, str]:
+    """From waves at `RATE` to the model's inputs, and how to say it."""
+    main = str(getattr(model, "main_input_name", AUDIO[0]))
+    own = _own_extractor(source)
+    if own is not None:
+        found, file = own
+        options = {"sampling_rate": RATE, "return_tensors": "pt"}
+        return (
+            lambda sounds: (
+                {main: found([sound.numpy() for sound in sounds], padding=True, **options)[main]}
+                if main == AUDIO[0]
+                else {main: found([sound.numpy() for sound in sounds], **options)[main]}
+            )
+        ), f"the model's own feature extractor ({file})"
+    if main == AUDIO[0]:
+        return lambda sounds: {main: torch.stack(list(sounds))}, "waves of zero mean and unit variance"
+    return _log_mel(main, config)
+
+
+def _own_extractor(source: Source) -> tuple[Any, str] | None:
+    place = source.place or getattr(getattr(source.module, "config", None), "_name_or_path", None)
+    folder = Path(str(place))
+    files = [name for name in PROCESSOR_FILES if place and (folder / name).is_file()]
+    if not files:
+        return None
+    from transformers import AutoFeatureExtractor
+
+    try:
+        return AutoFeatureExtractor.from_pretrained(place, local_files_only=True), files[0]
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError
+        advice = "Repair it, or remove it to use the published one of its kind."
+        raise BrokenFile(
+            str(folder / files[0]), "the settings of a feature extractor", first_line(error), advice
+        ) from error
+
+
+def _log_mel(main: str, config: Mapping[str, Any]) -> tuple[Extract, str]:
+    """Whisper's features, with as many bands and frames as the model has."""
+    from transformers import WhisperFeatureExtractor
+
+    bins, positions = config.get("num_mel_bins"), config.get("max_source_positions")
+    if not bins or not positions:
+        raise WrongBatch(
+            "a feature extractor beside the model",
+            f"none, and a config that does not say how {main} are made",
+            "Give batches yourself: osm.measure(model, batches).",
+        )
+    extractor = WhisperFeatureExtractor(feature_size=int(bins), sampling_rate=RATE)
+    samples = 2 * int(positions) * extractor.hop_length
+
+    def extract(sounds: Sequence[Tensor]) -> dict[str, Tensor]:
+        waves = [sound.numpy() for sound in sounds]
+        made = extractor(waves, sampling_rate=RATE, max_length=samples, return_tensors="pt")
+        return {main: made[main]}
+
+    return extract, f"log-mel features as published for Whisper, {bins} bands (there is no extractor beside the model)"

@@ -1,4 +1,8 @@
-"""Texts as token ids: through the model's own tokenizer, in windows; and ids without any text.
+"""Tokenizers, windows of long texts, padding, token ids from files, and notations of molecules.
+
+Such a model has a `vocab.txt` of atoms and bonds, or of amino acids, and its tokenizer lives in a package of its own;
+transformers makes of the folder a tokenizer of nothing but special tokens, or one that writes all letters small. Each
+notation splits in one way only; white space between the letters of a protein is left out.
 
 A tokenizer that is missing is never replaced by an empty one, which would turn every word into the unknown token: without a
 tokenizer ids are given by the user, or drawn from the model's vocabulary, and the result says so.
@@ -6,18 +10,132 @@ tokenizer ids are given by the user, or drawn from the model's vocabulary, and t
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from oversmooth.data.given import Given
-from oversmooth.errors import UnknownTokens, UnreadableData, first_line
+from oversmooth.data.raw import RawData
+from oversmooth.data.samples import sample_antibodies, sample_reactions
+from oversmooth.errors import BadValue, UnknownTokens, UnreadableData, first_line
 from oversmooth.models.source import Source
 from oversmooth.results import Missing, TextFacts
+
+# --- molecules as token ids, for models that read a notation of chemistry and ship only a list of words ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notation:
+    """How molecules are written down for a kind of model."""
+
+    name: str
+    token: re.Pattern[str]
+    """One word of the notation."""
+    marks: frozenset[str]
+    """Words that no other vocabulary has together."""
+    begin: tuple[str, ...]
+    end: tuple[str, ...]
+    samples: Callable[[], tuple[str, ...]]
+    has_letters_only: bool = False
+    """Whether every word beside the special ones is a single sign, none of them a small letter."""
+
+    def fits(self, words: Sequence[str]) -> bool:
+        """Whether a list of words is one of this notation."""
+        if not self.marks.union(SPECIAL).issubset(words):
+            return False
+        signs = [word for word in words if word and not word.startswith("[")]
+        return not self.has_letters_only or all(len(word) == 1 and not word.islower() for word in signs)
+
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+REACTIONS = Notation(
+    name="reaction SMILES",
+    token=re.compile(r"\[[^\]]+\]|Br|Cl|>>|%\d\d|."),  # bracket atoms whole, Cl and Br as one letter
+    marks=frozenset({">>", "(", "=", "[C@H]", "Cl", "Br"}),
+    begin=("[CLS]",),
+    end=("[SEP]",),
+    samples=sample_reactions,
+)
+ANTIBODIES = Notation(
+    name="antibodies in letters of amino acids behind chain and species",
+    token=re.compile(r"\[[A-Z]+\]|\S"),
+    marks=frozenset({"[HEAVY]", "[LIGHT]", "[HUMAN]", "[MOUSE]", *"ACDEFGHIKLMNPQRSTVWY"}),
+    begin=(),
+    end=("[SEP]",),
+    samples=sample_antibodies,
+)
+PROTEINS = Notation(
+    name="proteins in letters of amino acids",
+    token=re.compile(r"\[[A-Z]+\]|\S"),
+    marks=frozenset("ACDEFGHIKLMNPQRSTVWY"),
+    begin=("[CLS]",),
+    end=("[SEP]",),
+    samples=lambda: tuple(chain.rpartition("]")[2] for chain in sample_antibodies()),
+    has_letters_only=True,
+)
+NOTATIONS = (REACTIONS, ANTIBODIES, PROTEINS)
+
+
+@dataclass(frozen=True)
+class NotationTokenizer:
+    """What is needed of a tokenizer to cut molecules into windows."""
+
+    notation: Notation
+    words: dict[str, int]
+    is_fast: ClassVar[bool] = False
+    eos_token_id: ClassVar[None] = None
+    model_input_names: ClassVar[tuple[str, ...]] = ("input_ids", "token_type_ids", "attention_mask")
+
+    def pieces(self, text: str) -> list[str]:
+        """The words of a text as they are written."""
+        return self.notation.token.findall(text)
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True, verbose: bool = False) -> dict[str, list[int]]:
+        ids = [self.words.get(token, self.unk_token_id) for token in self.pieces(text)]
+        return {"input_ids": self.build_inputs_with_special_tokens(ids) if add_special_tokens else ids}
+
+    def build_inputs_with_special_tokens(self, ids: list[int]) -> list[int]:
+        begin, end = ([self.words[word] for word in words] for words in (self.notation.begin, self.notation.end))
+        return [*begin, *ids, *end]
+
+    def num_special_tokens_to_add(self) -> int:
+        return len(self.notation.begin) + len(self.notation.end)
+
+    @property
+    def unk_token_id(self) -> int:
+        return self.words["[UNK]"]
+
+    @property
+    def pad_token_id(self) -> int:
+        return self.words["[PAD]"]
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        return [self.words[name] for name in SPECIAL]
+
+
+def find_notation_tokenizer(place: str | None) -> "NotationTokenizer | None":
+    """A tokenizer of a notation whose words are those of the list in a folder."""
+    words = words_beside(place)
+    notation = next((notation for notation in NOTATIONS if notation.fits(words)), None)
+    return (
+        None if notation is None else NotationTokenizer(notation, {word: number for number, word in enumerate(words)})
+    )
+
+
+def words_beside(place: str | None) -> list[str]:
+    """The lines of `vocab.txt` in a folder; none where it cannot be read, of which the caller says that there is none."""
+    try:
+        return (Path(str(place)) / "vocab.txt").read_text(encoding="utf-8").splitlines() if place else []
+    except (OSError, UnicodeDecodeError, ValueError):
+        return []
+
+
+# --- texts as token ids: through the model's own tokenizer, in windows; and ids without any text ---
 
 REFUSED_SHARE, WARNED_SHARE = 0.20, 0.05
 """Of unknown tokens: beyond the first a curve means nothing, beyond the second it should be read with care."""
@@ -32,27 +150,67 @@ VOCABULARIES = (
     "sentencepiece.bpe.model",
 )
 """Files that hold a tokenizer's words, under the names that most have."""
+SETTINGS = ("tokenizer.json", "tokenizer_config.json")
+"""Files that say how a tokenizer splits, beside its words."""
+WITHOUT_TOKENIZER = (
+    "Give its tokenizer (--tokenizer FOLDER), token ids (--ids FILE), or batches of your own: "
+    "osm.measure(model, batches)."
+)
+"""What to do about text for a model that has no tokenizer."""
+SHOWN_UNKNOWN, SHOWN_LETTERS, LOOKED_AT = 5, 20, 200
+"""Unknown words that a message shows, letters of each, and words of a text that are looked at for them."""
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
+
+
+def has_transformers() -> bool:
+    """Whether the library that reads tokenizers is installed and can be imported."""
+    try:
+        import transformers  # noqa: F401 - looked for as those do who use it
+    except ImportError:
+        return False
+    return True
 
 
 def find_tokenizer(source: Source, *, trust_remote_code: bool) -> tuple[Any | None, str]:
     """The tokenizer beside the model, or `None` and what was found instead."""
-    from transformers import AutoTokenizer
-
     place = source.place or getattr(getattr(source.module, "config", None), "_name_or_path", None)
     if not place:
         return None, "a model that was not loaded from a folder"
+    return tokenizer_at(str(place), source.origin(), trust_remote_code=trust_remote_code)
+
+
+def tokenizer_at(place: str, origin: Mapping[str, Any], *, trust_remote_code: bool) -> tuple[Any | None, str]:
+    """The tokenizer in a folder or on the hub; that of a notation of chemistry where only a list of words is there."""
+    notation = find_notation_tokenizer(place)
+    has_own = any((Path(place) / name).is_file() for name in SETTINGS)
+    if notation is not None and not has_own:
+        return notation, ""  # of such a list transformers makes a tokenizer of English
+    found, reason = _tokenizer_of_transformers(place, origin, has_own, trust_remote_code)
+    return (notation, "") if found is None and notation is not None else (found, reason)
+
+
+def given_tokenizer(place: str, *, trust_remote_code: bool) -> Any:
+    """The tokenizer that the user names; refused where there is none."""
+    found, reason = tokenizer_at(str(Path(place).expanduser()), {}, trust_remote_code=trust_remote_code)
+    if found is None:
+        raise BadValue("tokenizer", place, f"a folder or hub id that holds a tokenizer (found {reason})")
+    return found
+
+
+def _tokenizer_of_transformers(
+    place: str, origin: Mapping[str, Any], has_own: bool, trust_remote_code: bool
+) -> tuple[Any | None, str]:
+    from transformers import AutoTokenizer
+
+    is_cased = not has_own and any(word != word.lower() for word in words_beside(place) if not word.startswith("["))
+    options = {**origin, "local_files_only": Path(place).is_dir(), **({"do_lower_case": False} if is_cased else {})}
     try:
-        found = AutoTokenizer.from_pretrained(
-            place,
-            trust_remote_code=trust_remote_code,
-            **{**source.origin(), "local_files_only": Path(str(place)).is_dir()},
-        )
+        found = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
         words = found.get_vocab().keys() - set(found.all_special_tokens)
     except Exception as error:  # transformers raises OSError, ValueError, ImportError and tokenizers' own
         return None, first_line(error)
     if not words:
-        has_files = any((Path(str(place)) / name).is_file() for name in VOCABULARIES)
+        has_files = any((Path(place) / name).is_file() for name in VOCABULARIES)
         return None, "a tokenizer of nothing but special tokens" if has_files else "none of its files"
     return found, ""
 
@@ -61,7 +219,7 @@ def find_tokenizer(source: Source, *, trust_remote_code: bool) -> tuple[Any | No
 class TextRows:
     """Windows of token ids from texts, counting what was read and what was not known."""
 
-    texts: Given
+    texts: RawData
     tokenizer: Any
     length: int
     """Tokens of a window, special ones included."""
@@ -73,6 +231,8 @@ class TextRows:
     characters_used: int = 0
     tokens: int = 0
     unknown: int = 0
+    unknown_words: list[str] = field(default_factory=list)
+    """A few of them as they are written."""
     is_exhausted: bool = False
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -82,6 +242,8 @@ class TextRows:
             self.read += 1
             self.characters_read += len(text)
             windows = list(self._windows(text))
+            if len(self.unknown_words) < SHOWN_UNKNOWN and any(unknown_id in ids for ids in windows):
+                self._note_unknown(text, unknown_id)
             before, done, in_all = self.characters_used, 0, sum(map(len, windows)) or 1
             for ids in windows:
                 done += len(ids)
@@ -99,6 +261,19 @@ class TextRows:
         others = {getattr(tokenizer, name, None) for name in SPECIAL_IDS}
         found = tokenizer.unk_token_id
         return -1 if found is None or found in others else int(found)
+
+    def _note_unknown(self, text: str, unknown_id: int) -> None:
+        """Keeps words of the text that the tokenizer does not know."""
+        pieces = getattr(self.tokenizer, "pieces", str.split)(text)
+        for word in dict.fromkeys(pieces[:LOOKED_AT]):
+            short = word if len(word) <= SHOWN_LETTERS else f"{word[:SHOWN_LETTERS]}..."
+            if len(self.unknown_words) == SHOWN_UNKNOWN:
+                return
+            if (
+                short not in self.unknown_words
+                and unknown_id in self.tokenizer(word, add_special_tokens=False)["input_ids"]
+            ):
+                self.unknown_words.append(short)
 
     def _windows(self, text: str) -> Iterator[list[int]]:
         """The text in pieces of nearly equal length, each with the special tokens that the model expects."""
@@ -126,7 +301,7 @@ class TextRows:
     def require_known(self) -> None:
         """Refuses text that is foreign to the tokenizer."""
         if self.unknown_share > REFUSED_SHARE and not self.allow_unknown:
-            raise UnknownTokens(self.unknown, self.tokens, REFUSED_SHARE)
+            raise UnknownTokens(self.unknown, self.tokens, REFUSED_SHARE, tuple(self.unknown_words))
 
     def facts(self) -> TextFacts:
         """What was read of the texts; raises `UnknownTokens` where the tokenizer does not know too much of it."""

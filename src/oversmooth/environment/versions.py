@@ -1,15 +1,36 @@
-"""Which versions, which commit, which machine: the one answer that results, manifests and benchmarks write down."""
+"""Versions, commit and hardware of this process; fixes for torchvision and noisy libraries.
 
+The torchvision wheel of the package index is built for CUDA torch: beside the CPU build its compiled operators do not
+load, and its import stops at "operator torchvision::nms does not exist". Declaring the two operators whose schemas it
+looks up lets the import finish; the operators themselves stay unavailable, and nothing here calls them.
+
+`import oversmooth` puts a finder in front of the import system, so that the user's own `import timm` is cured too. It
+answers for one name, costs nothing until that is imported, and does nothing where the import succeeds by itself.
+
+The Trainer of transformers imports peft where that is installed, and peft bitsandbytes. On processors with instructions for
+bfloat16 that one warns at its import that a package with a kernel for 4-bit products is missing. Our recipes multiply no
+4-bit weights. Whoever does in a script of their own imports bitsandbytes there, and sees the hint.
+"""
+
+import logging
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
+from threading import Thread
+from types import ModuleType
 from typing import Any
 
-import torch
+# --- which versions, which commit, which machine: the one answer that results ---
 
 PINS = "constraints.txt"
 """The versions this project is tested with; packed into the wheel, above `src` in a clone."""
@@ -72,6 +93,8 @@ def commit(paths: Sequence[str] = ("src",)) -> str | None:
 
 def hardware(processes: int) -> dict[str, Any]:
     """What a run of so many processes ran on."""
+    import torch
+
     return {
         "cpu": cpu(),
         "cores": os.cpu_count(),
@@ -95,3 +118,104 @@ def cpu() -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+# --- makes torchvision importable beside a torch of another build ---
+
+NAME = "torchvision"
+
+_kept: list[object] = []
+"""The library handle; the declarations live as long as it does."""
+
+
+class TorchvisionCure(MetaPathFinder):
+    """Finds torchvision where the other finders do, and executes it so that it is cured when it has to be."""
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != NAME:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        loader = spec.loader if spec is not None else None
+        if loader is not None and hasattr(loader, "exec_module"):
+            # On the loader itself, whose other abilities (resources, source code) then stay as they were.
+            loader.exec_module = _cured(loader.exec_module)  # type: ignore[method-assign,assignment]
+        return spec
+
+
+def cure_torchvision_on_import() -> None:
+    """Puts the finder in place, once."""
+    if not any(isinstance(finder, TorchvisionCure) for finder in sys.meta_path):
+        sys.meta_path.insert(0, TorchvisionCure())
+
+
+def _cured(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def execute_and_cure(module: ModuleType) -> None:
+        try:
+            execute(module)
+        except RuntimeError as error:
+            if _kept or "torchvision::nms" not in str(error):
+                raise
+            for name in [name for name in sys.modules if name.startswith(f"{NAME}.")]:
+                del sys.modules[name]  # half-imported
+            _declare_operators()
+            execute(module)
+
+    return execute_and_cure
+
+
+def _declare_operators() -> None:
+    import torch
+
+    library = torch.library.Library(NAME, "DEF")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _kept.append(library)
+
+
+# --- imports of the Trainer without a hint that concerns nobody who trains here ---
+
+LOGGER = "bitsandbytes.backends.cpu.ops"
+HINT = "Failed to load CPU gemm_4bit_forward"
+
+
+@contextmanager
+def without_kernel_hint() -> Iterator[None]:
+    """Drops this one message inside, and no other."""
+    logger = logging.getLogger(LOGGER)
+    logger.addFilter(_is_another)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_another)
+
+
+def _is_another(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(HINT)
+
+
+@contextmanager
+def one_thread(when: bool = True) -> Iterator[None]:
+    """One thread inside: splitting small products costs more than it gains, most of all on a busy machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    if when:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def end_with_parent() -> None:
+    """Ends this process when the one that started it ends, even by SIGKILL, which gives nobody time to say so."""
+
+    def watch() -> None:
+        parent = parent_process()
+        if parent is not None:
+            wait([parent.sentinel])
+            os._exit(1)
+
+    Thread(target=watch, daemon=True).start()

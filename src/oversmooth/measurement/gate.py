@@ -1,28 +1,121 @@
-"""`gate`: does a model, or a run that trained, keep within limits, or within reach of an earlier measurement?"""
+"""`gate`: checks a model or a training log against limits.
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+A rule holds where a metric, as it leaves every block, is at most (`max_`) or at least (`min_`) the number. The embedding
+is not judged: no layer has made it what it is. `max_loss_increase` is about runs: how far the last loss lies above the
+lowest one before it.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
 from oversmooth.data.batches import Batch
-from oversmooth.data.reading import ReadingOptions
-from oversmooth.errors import BadValue, BrokenFile, NothingChosen, NotSupported, OtherModel
-from oversmooth.measurement.limits import (
-    LOSS,
-    Limit,
-    breaches,
-    limits_of,
-    loss_increase,
-    points_of,
-    points_of_numbers,
-)
-from oversmooth.measurement.measurement import measure
-from oversmooth.models.source import Target
-from oversmooth.output.report.training import read_run
+from oversmooth.data.load import RunKeywords
+from oversmooth.environment.files import json_object, read_text_file
+from oversmooth.errors import BadValue, BrokenFile, NothingChosen, NotSupported, OtherModel, PartialReading, UnknownName
+from oversmooth.measurement.measure import measure
+from oversmooth.measurement.observer import known_metrics
+from oversmooth.models.open import Target
 from oversmooth.results import Analysis, Breach, GateResult, Measurement, Progress, no_progress
-from oversmooth.results.json_text import json_object
-from oversmooth.results.text_files import read_text_file
+from oversmooth.results.runs import read_run
+
+# --- limits of what is measured: rules such as `max_cosine = 0.95` ---
+
+LOSS = "max_loss_increase"
+SIDES = ("max", "min")
+POINT = re.compile(r"smoothing/(?:(?P<stack>[^/]+)/)?(?P<metric>[^/]+)/depth_(?P<depth>\d+)")
+"""Names of the monitor's numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One rule."""
+
+    side: str
+    """max or min."""
+    metric: str
+    bound: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.side}_{self.metric}"
+
+    def is_broken_by(self, value: float) -> bool:
+        return not (value <= self.bound if self.side == "max" else value >= self.bound)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A metric as it leaves one block."""
+
+    stack: str
+    depth: int
+    metric: str
+    value: float | None
+
+
+def known_rules() -> tuple[str, ...]:
+    return (*(f"{side}_{name}" for name in known_metrics() for side in SIDES), LOSS)
+
+
+def limits_of(rules: Mapping[str, object]) -> tuple[Limit, ...]:
+    """Limits from names and numbers; dashes count as underscores. Raises on unknown names and on what is no number."""
+    limits = []
+    for rule, bound in rules.items():
+        name = str(rule).replace("-", "_")
+        if name not in known_rules():
+            raise UnknownName("rule", rule, known_rules())
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound):
+            raise BadValue(f"the rule {name}", bound, "a finite number, such as max_cosine = 0.95")
+        side, _, metric = name.partition("_")
+        limits.append(Limit(side=side, metric=metric, bound=float(bound)))
+    return tuple(limits)
+
+
+def points_of(measurement: Measurement) -> list[Point]:
+    """Every metric as it leaves every block."""
+    stacks = dict.fromkeys(value.stack for value in measurement.values)
+    return [
+        Point(stack=stack, depth=value.depth, metric=metric, value=value.mean)
+        for stack in stacks
+        for metric, _ in measurement.definitions
+        for value in measurement.curve(metric, stack)
+        if value.depth > 0
+    ]
+
+
+def points_of_numbers(numbers: Mapping[str, float | int]) -> list[Point]:
+    """The same from what the monitor logs."""
+    found = ((POINT.fullmatch(name), value) for name, value in numbers.items())
+    return [
+        Point(stack=match["stack"] or "", depth=int(match["depth"]), metric=match["metric"], value=float(value))
+        for match, value in found
+        if match and int(match["depth"]) > 0
+    ]
+
+
+def breaches(points: Iterable[Point], limits: Sequence[Limit]) -> tuple[Breach, ...]:
+    """Every point that breaks a limit; a point without a value cannot be judged, and is one too."""
+    return tuple(
+        Breach(rule=limit.name, stack=point.stack, depth=point.depth, value=point.value, bound=limit.bound)
+        for limit in limits
+        for point in points
+        if point.metric == limit.metric and (point.value is None or limit.is_broken_by(point.value))
+    )
+
+
+def loss_increase(losses: Sequence[float]) -> float:
+    """How far the last loss lies above the lowest one before it; 0 for a single one, infinite where it is no number."""
+    last = losses[-1] if losses else 0.0
+    if not math.isfinite(last):
+        return math.inf
+    return last - min((loss for loss in losses if math.isfinite(loss)), default=last)
+
+
+# --- `gate`: does a model, or a run that trained, keep within limits ---
 
 COMPARED = ("cosine", "effective_rank_share")
 """What is compared with an earlier measurement: both lie in [0, 1], so that one tolerance fits them."""
@@ -35,13 +128,8 @@ def gate(
     rules: Mapping[str, object] | None = None,
     against: str | Path | Analysis | Measurement | None = None,
     tolerance: float = 0.02,
-    base: str | None = None,
-    dtype: str | None = None,
-    offload: bool | None = None,
-    device: str | None = None,
-    trust_remote_code: bool = False,
     progress: Progress = no_progress,
-    **reading: Unpack[ReadingOptions],
+    **options: Unpack[RunKeywords],
 ) -> GateResult:
     """Measures a model and says which layer and sub-block breaks which rule; `result.passed` is the answer.
 
@@ -64,18 +152,9 @@ def gate(
         raise NotSupported(LOSS, "for a model", "a loss belongs to a run", advice)
     before = _before(against) if against is not None else None
     metrics = dict.fromkeys(["hfc_lfc", *(limit.metric for limit in limits), *(COMPARED if before else ())])
-    found = measure(
-        target,
-        data,
-        metrics=tuple(metrics),
-        base=base,
-        dtype=dtype,
-        offload=offload,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        progress=progress,
-        **reading,
-    )
+    found = measure(target, data, metrics=tuple(metrics), progress=progress, **options)
+    if found.stream is not None and found.stream.partial:
+        raise PartialReading(found.provenance.target, found.stream.partial)
     broken = [*breaches(points_of(found), limits), *(_worse(before, found, tolerance) if before else ())]
     named = str(against) if isinstance(against, str | Path) else None
     return _result(found.provenance.target, limits, named, [_explained(breach, found) for breach in broken])

@@ -1,4 +1,4 @@
-"""Hidden states -> numbers: every measure of oversmoothing, defined once, one value per sequence.
+"""The metrics of hidden states: one decorated function each, with the sums that they share.
 
 A metric is called with hidden states and a mask, `cosine(h, keep)`. `X` is the matrix of the n kept tokens of one
 sequence, a row each; what `h` holds at dropped positions (padding, prefix tokens) never matters, not even NaN. Sums are
@@ -14,11 +14,16 @@ not finite, and `values` holds a meaningless 0. NaN never leaves this module.
 **What it costs.** `evaluate` computes the metrics of one place from one `Moments`, whose parts are computed when first
 asked for and shared. The default metrics write at most one temporary of the size of `h`. Matrix products are taken only
 where neither autocast nor TF32 would silently shorten their digits.
+
+A number of one place is a tensor of a few elements, one for each sequence, and every operation on it costs as much as one
+on the numbers of all places. So a place leaves its sums behind, its tokens go, and metrics see the sums of all places as if
+they were sequences of one large batch.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from math import isqrt, pi
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,9 +31,122 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from oversmooth.environment import plugins
-from oversmooth.errors import GivenTwice, NameTaken, NotAGrid, UnknownName, WrongShape
-from oversmooth.measurement.metric import METRICS, Metric, MetricValues, metric
-from oversmooth.measurement.moments import Moments, in_float64
+from oversmooth.errors import (
+    GivenTwice,
+    NameTaken,
+    NotAGrid,
+    UnknownName,
+    UserCodeFailed,
+    WrongShape,
+    is_ours,
+    user_code,
+)
+from oversmooth.measurement.moments import Moments, in_float64, made_of
+from oversmooth.models.hooks.places import Place
+
+# --- what a metric is, and the table of them ---
+
+
+@dataclass(frozen=True, eq=False)
+class MetricValues:
+    """One metric on a batch: `values[i]` is a finite number where `defined[i]`, and means nothing where not."""
+
+    values: Float[Tensor, " batch"]
+    defined: Bool[Tensor, " batch"]
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """One measure of oversmoothing; call it with `(h, keep)`, or let `evaluate` share work between several."""
+
+    name: str
+    function: Callable[[Moments], Tensor]
+    """One raw number per sequence, not finite where the formula has no value."""
+    definition: str
+    """The formula in one line, for reports."""
+    smoothed: float | None = None
+    """Value when all tokens are the same nonzero vector; None when that depends on the vector or on the sizes."""
+    missing_when: str = ""
+    """When a sequence of finite tokens has no value, for reports; empty when it always has one."""
+    images_only: bool = False
+    """Whether the kept tokens have to be a square grid of image patches, row by row."""
+    scales: bool = False
+    """Whether one token of large norm can decide the value; then `measure` also gives it without the largest token."""
+    of_sums: bool = False
+    """Whether it needs no tokens, only sums over them, so that `measure` computes it for all places together."""
+    is_costly: bool = False
+    """Whether `measure` takes it on every eighth sequence only, so that it stays cheap beside the forward pass."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", self.function.__doc__)
+
+    def __call__(self, h: Float[Tensor, "batch token d_model"], keep: Bool[Tensor, "batch token"]) -> MetricValues:
+        with torch.no_grad():
+            return self.on(Moments.of(h, keep))
+
+    def on(self, moments: Moments) -> MetricValues:
+        """The values of this metric, from sums that other metrics may have asked for already."""
+        raw = self.function(moments) if is_ours(self.function) else self._of_user(moments)
+        defined = raw.isfinite() & moments.is_finite
+        return MetricValues(raw.to(moments.dtype).masked_fill(~defined, 0), defined)
+
+    def _of_user(self, moments: Moments) -> Tensor:
+        """What a function of the user's own returns; it works on copies, so that nothing it writes reaches the run."""
+        what = f"The metric {self.name!r}"
+        given, tensors = copied(moments)
+        versions = [tensor._version for tensor in tensors]
+        with user_code(what, self.function):
+            found = self.function(given)
+        if [tensor._version for tensor in tensors] != versions:
+            raise UserCodeFailed(
+                what, "writes into the hidden states or sums that it was given; it must copy them first"
+            )
+        expected = (len(moments.n),)
+        if not isinstance(found, Tensor) or found.is_complex():
+            kind = f"a tensor of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise UserCodeFailed(what, f"returns {kind}, not a tensor of one real number per sequence")
+        if tuple(found.shape) != expected:
+            raise WrongShape(f"what your metric {self.name} returns", f"(batch,), here {expected}", tuple(found.shape))
+        return found.detach().to(moments.norms.device)
+
+
+def copied(moments: Moments) -> tuple[Moments, list[Tensor]]:
+    """A copy that shares no memory with the original, and the tensors in it whose versions can be told."""
+    tensors: list[Tensor] = []
+
+    def own(value: object) -> object:
+        if isinstance(value, Moments):
+            inner, more = copied(value)
+            tensors.extend(more)
+            return inner
+        if isinstance(value, tuple):
+            return tuple(own(part) for part in value)
+        if not isinstance(value, Tensor):
+            return value
+        with torch.inference_mode(False):  # tensors of inference mode have no versions
+            tensors.append(value.detach().clone())
+        return tensors[-1]
+
+    return made_of(type(moments), {name: own(value) for name, value in vars(moments).items()}), tensors
+
+
+METRICS: dict[str, Metric] = {}
+
+
+def metric(
+    definition: str, smoothed: float | None = None, missing_when: str = "", **kinds: bool
+) -> Callable[[Callable[[Moments], Tensor]], Metric]:
+    """Enter a function into the table under its own name; the name then stands for the `Metric`."""
+
+    def enter(function: Callable[[Moments], Tensor]) -> Metric:
+        name = function.__name__
+        METRICS[name] = Metric(name, function, definition, smoothed, missing_when, **kinds)
+        return METRICS[name]
+
+    return enter
+
+
+# --- hidden states -> numbers: every measure of oversmoothing, defined once, one value per sequence ---
 
 DEFAULT_METRICS = ("cosine", "hfc_lfc", "dirichlet", "token_norm")
 
@@ -307,13 +425,10 @@ def _own(function: OwnFunction) -> Metric:
     if name in METRICS:
         raise NameTaken("metric", name)
 
-    def own(moments: Moments) -> Tensor:
-        found = function(moments.h, moments.keep)
-        shape, expected = tuple(getattr(found, "shape", ())), (len(moments.n),)
-        if shape != expected:
-            raise WrongShape(f"what your metric {name} returns", f"(batch,), here {expected}", shape)
-        return found
+    def own(moments: Moments) -> Any:
+        return function(moments.h, moments.keep)
 
+    own.__module__ = "user"  # where an error comes from, and what is not to be trusted
     return Metric(name, own, f"{name}(h, keep), defined by the user")
 
 
@@ -327,3 +442,61 @@ def evaluate(
     """
     moments = Moments.of(h, keep)
     return {metric.name: metric.on(moments) for metric in lookup(choices)}
+
+
+# --- numbers that need no tokens, only sums over them, are computed for all places of a batch together ---
+
+SUMS = ("mask", "n", "norms", "mean_squared", "hfc_squared")
+"""What metrics of states are made of."""
+UNIT_SUMS = ("unit_sum_squared", "unit_hfc_squared")
+"""The same of tokens at length one."""
+LEAST_WITHOUT = 3
+"""Tokens that a sequence needs for numbers without its largest one."""
+
+
+def settled(moments: Moments, names: Iterable[str] = SUMS + UNIT_SUMS) -> Moments:
+    """The sums alone, without the tokens."""
+    return made_of(Moments, {name: getattr(moments, name) for name in names})
+
+
+def joined(parts: Sequence[Moments]) -> Moments:
+    """Sums of several places, one place behind the other."""
+    return made_of(Moments, {name: torch.cat([getattr(part, name) for part in parts]) for name in vars(parts[0])})
+
+
+@dataclass
+class SharedSums:
+    """The sums of one stack at every place of one batch, with and without the largest token of each sequence."""
+
+    metrics: tuple[Metric, ...]
+    """Those that were asked for and need sums only."""
+    _seen: dict[Place, tuple[Moments, Moments | None]] = field(default_factory=dict)
+
+    def see(self, place: Place, moments: Moments) -> None:
+        """The batch has reached a place; what is seen twice counts as it was seen last."""
+        needs_both = any(metric.scales for metric in self.metrics)
+        others = settled(moments.without_largest, SUMS) if needs_both else None
+        self._seen[place] = (settled(moments), others)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        return tuple(self._seen)
+
+    def join(self) -> tuple[Moments, Moments | None]:
+        """All places together; the second without the largest tokens, if a metric needs it."""
+        others = [other for _, other in self._seen.values() if other is not None]
+        return joined([whole for whole, _ in self._seen.values()]), joined(others) if others else None
+
+    def rows(self, found: MetricValues, wanted: Sequence[bool]) -> MetricValues:
+        """Only what belongs to some places."""
+        if all(wanted):
+            return found
+        rows = torch.tensor(wanted, device=found.values.device)
+        values, defined = (part.unflatten(0, (len(wanted), -1))[rows] for part in (found.values, found.defined))
+        return MetricValues(values.flatten(), defined.flatten())
+
+
+def without_largest(metric: Metric, others: Moments) -> MetricValues:
+    """The metric without the largest token, where a sequence has tokens enough."""
+    found = metric.on(others)
+    return MetricValues(found.values, found.defined & (others.n + 1 >= LEAST_WITHOUT))

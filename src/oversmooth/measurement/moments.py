@@ -21,7 +21,7 @@ def measurable(keep: Bool[Tensor, "batch token"]) -> Bool[Tensor, " batch"]:
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class TokenMask:
     """Which tokens of a batch count, checked once for all places where its hidden states are seen."""
 
     keep: Bool[Tensor, "batch token"]
@@ -33,7 +33,7 @@ class Kept:
     """Rows of the flattened span that hold dropped tokens; `None` without any."""
 
     @classmethod
-    def of(cls, keep: Bool[Tensor, "batch token"]) -> "Kept":
+    def of(cls, keep: Bool[Tensor, "batch token"]) -> "TokenMask":
         n = keep.sum(-1)
         if (n < 2).any():
             first = int((n < 2).nonzero()[0])
@@ -58,9 +58,9 @@ class Moments:
     """Number of kept tokens."""
 
     @classmethod
-    def of(cls, h: Float[Tensor, "batch token d_model"], keep: Bool[Tensor, "batch token"] | Kept) -> "Moments":
+    def of(cls, h: Float[Tensor, "batch token d_model"], keep: Bool[Tensor, "batch token"] | TokenMask) -> "Moments":
         """Take the kept tokens; no copy when `h` is float32 and all sequences keep the same span."""
-        kept = keep if isinstance(keep, Kept) else Kept.of(keep)
+        kept = keep if isinstance(keep, TokenMask) else TokenMask.of(keep)
         if kept.keep.shape != h.shape[:2]:
             expected = f"(batch, token) of h, here {tuple(h.shape[:2])}"
             raise WrongShape("keep", expected, tuple(kept.keep.shape))

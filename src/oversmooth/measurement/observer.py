@@ -1,39 +1,281 @@
-"""What a measurement gathers while the model runs: averages of metrics at places, and who changed them.
+"""What one measurement gathers while the model runs: metrics, attribution, the largest tokens.
+
+One chain is `log(HFC/LFC)` of the tokens as they are, the other that of tokens at length one, which no single token decides.
 
 Metrics are computed inside the hooks and only per-sequence numbers survive a batch, so the cost in memory is that of
 the forward pass; of the stream, a place and the sub-block before it are held where metrics of steps are asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import compress
+from itertools import compress, pairwise
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from oversmooth.data.batches import keep_mask
-from oversmooth.measurement.attention_health import ATTENTION, AttentionGatherer
-from oversmooth.measurement.attribution import Chain
-from oversmooth.measurement.dominating import LargestTokens
-from oversmooth.measurement.evidence import Running
-from oversmooth.measurement.gathering import SpanGatherer, StepGatherer
-from oversmooth.measurement.joining import LEAST_WITHOUT, PlaceSums, without_largest
-from oversmooth.measurement.metric import Metric, MetricValues
-from oversmooth.measurement.metrics import largest_norm, log_hfc_lfc, log_hfc_lfc_unit
-from oversmooth.measurement.moments import Kept, Moments, measurable
-from oversmooth.measurement.passes import Seen
-from oversmooth.measurement.selection import Selection
+from oversmooth.errors import GivenTwice, UnknownName
+from oversmooth.measurement.attention import ATTENTION, ATTENTION_METRICS, AttentionGatherer
+from oversmooth.measurement.metrics import (
+    LEAST_WITHOUT,
+    METRICS,
+    Choice,
+    Metric,
+    MetricValues,
+    SharedSums,
+    all_metrics,
+    largest_norm,
+    log_hfc_lfc,
+    log_hfc_lfc_unit,
+    lookup,
+    without_largest,
+)
+from oversmooth.measurement.moments import Moments, TokenMask, measurable
+from oversmooth.measurement.passes import Processed
+from oversmooth.measurement.statistics import Running, direction, interval
+from oversmooth.measurement.steps import STEP_METRICS, SpanGatherer, StepGatherer, StepMetric
 from oversmooth.models.hooks.attention_maps import unwatched
-from oversmooth.models.hooks.places import Place, on_stream
+from oversmooth.models.hooks.places import PART_OF, Place, on_stream
 from oversmooth.models.inputs import TEXT
 from oversmooth.models.source import Stack
-from oversmooth.results import Missing, PlaceValue, SpanDistances
+from oversmooth.results import Attribution, DominatingToken, KindChange, Missing, Part, PlaceValue, SpanDistances
+
+# --- who changes a number of the stream: differences between neighbouring places ---
+
+
+@dataclass
+class AttributionOverDepth:
+    """One number at every place of the stream: its changes, per place, per kind of sub-block and in all."""
+
+    quantity: str
+    _stream: dict[str, tuple[list[Place], MetricValues]] = field(default_factory=dict)
+    """Of each stack the places of the stream, and the number of every sequence at the first place, at the second..."""
+    _parts: dict[str, dict[Place, Running]] = field(default_factory=dict)
+    _kinds: dict[str, dict[str, Running]] = field(default_factory=dict)
+    _totals: dict[str, Running] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        self._stream.clear()
+
+    def add(self, label: str, places: list[Place], found: MetricValues) -> None:
+        """The number of every sequence of a batch, at one place of a stack behind the other."""
+        self._stream[label] = (places, found)
+
+    def finish(self) -> None:
+        """Takes over the changes of a batch that is complete; a sequence counts if it has a value at every place."""
+        for label, (places, found) in self._stream.items():
+            if len(places) < 2:
+                continue
+            values, defined = (part.unflatten(0, (len(places), -1)).T for part in (found.values, found.defined))
+            complete = values[defined.all(1)].cpu().double().numpy()
+            changes = np.diff(complete, axis=1)
+            parts = self._parts.setdefault(label, {})
+            for place, change in zip(places[1:], changes.T, strict=True):
+                parts.setdefault(place, Running()).add(change)
+            kinds = [PART_OF[place.name] for place in places[1:]]
+            for kind in dict.fromkeys(kinds):
+                together = changes[:, [other == kind for other in kinds]].sum(1)
+                self._kinds.setdefault(label, {}).setdefault(kind, Running()).add(together)
+            self._totals.setdefault(label, Running()).add(complete[:, -1] - complete[:, 0])
+
+    def attributions(self) -> tuple[Attribution, ...]:
+        return tuple(
+            self._attribution(label, parts) for label, parts in self._parts.items() if self._totals[label].count
+        )
+
+    def _attribution(self, label: str, sums: Mapping[Place, Running]) -> Attribution:
+        parts = tuple(
+            Part(stack=label, depth=place.depth, part=PART_OF[place.name], place=place.name, **_facts(change))
+            for place, change in sums.items()
+        )
+        total = _facts(self._totals[label])
+
+        def share(*wanted: str) -> float:
+            return sum((item.change for item in parts if item.part in wanted), 0.0)
+
+        return Attribution(
+            stack=label,
+            total=total.pop("change"),
+            **total,
+            sequences=self._totals[label].count,
+            attention=share("attention"),
+            cross_attention=share("cross-attention"),
+            feed_forward=share("feed-forward"),
+            norms=share("norm", "final norm"),
+            other=share("other", "between"),
+            parts=parts,
+            quantity=self.quantity,
+            kinds=tuple(KindChange(part=kind, **_facts(change)) for kind, change in self._kinds[label].items()),
+        )
+
+
+def _facts(change: Running) -> dict[str, Any]:
+    """A change over sequences with what it says."""
+    found = interval(change.mean, change.standard_error, change.count)
+    return {
+        "change": change.mean,
+        "standard_error": change.standard_error,
+        "interval": found,
+        "direction": direction(change.mean, found),
+    }
+
+
+# --- the token that outweighs all others: which one it is, in which channel it is large ---
+
+
+@dataclass
+class _Seen:
+    """One place of the stream."""
+
+    ratio: Running = field(default_factory=Running)
+    share: Running = field(default_factory=Running)
+    positions: Counter[int] = field(default_factory=Counter)
+    ids: Counter[int] = field(default_factory=Counter)
+    channels: Counter[int] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Largest:
+    """The largest tokens of one batch at one place."""
+
+    place: Place
+    shares: Float[Tensor, " batch"]
+    columns: Int[Tensor, " batch"]
+    channels: Int[Tensor, " batch"]
+    first: int
+    """Position of the first column."""
+    ids: Int[Tensor, "batch token"] | None
+
+    def add_to(self, seen: _Seen, ratios: Float[np.ndarray, " batch"], defined: Bool[np.ndarray, " batch"]) -> None:
+        shares = self.shares.cpu().double().numpy()
+        defined = defined & np.isfinite(shares)
+        positions = self.columns.cpu().numpy()[defined] + self.first
+        seen.ratio.add(ratios[defined])
+        seen.share.add(shares[defined])
+        seen.positions.update(positions.tolist())
+        seen.channels.update(self.channels.cpu().numpy()[defined].tolist())
+        if self.ids is not None:
+            seen.ids.update(self.ids.cpu().numpy()[defined.nonzero()[0], positions].tolist())
+
+
+@dataclass
+class LargestTokens:
+    """The largest token of every sequence at every place of the stream."""
+
+    _pending: list[_Largest] = field(default_factory=list)
+    _seen: dict[Place, _Seen] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        self._pending.clear()
+
+    def see(self, place: Place, moments: Moments, first: int, ids: Int[Tensor, "batch token"] | None) -> None:
+        """`first` is the position of the span's first column; `ids` are the tokens that entered the model, if any did."""
+        channel = moments.largest_token.abs().max(1)
+        shares = channel.values.square() / moments.largest_token.square().sum(1)
+        self._pending.append(_Largest(place, shares, moments.largest, channel.indices, first, ids))
+
+    def finish(self, label: str, places: Sequence[Place], ratios: MetricValues) -> None:
+        """The batch is complete; `ratios` are `largest_norm` at the places of a stack."""
+        values, defined = (
+            part.unflatten(0, (len(places), -1)).cpu().numpy() for part in (ratios.values, ratios.defined)
+        )
+        of_place = dict(zip(places, zip(values.astype(np.float64), defined, strict=True), strict=True))
+        for found in self._pending:
+            if found.place.stack == label:
+                found.add_to(self._seen.setdefault(found.place, _Seen()), *of_place[found.place])
+
+    def results(self) -> tuple[DominatingToken, ...]:
+        """For every stack the place where its largest token is largest."""
+        labels = dict.fromkeys(place.stack for place, seen in self._seen.items() if seen.ratio.count)
+        return tuple(
+            _of_stack(
+                [(place, seen) for place, seen in self._seen.items() if place.stack == label and seen.ratio.count]
+            )
+            for label in labels
+        )
+
+
+def _of_stack(chain: Sequence[tuple[Place, _Seen]]) -> DominatingToken:
+    place, seen = max(chain, key=lambda item: item[1].ratio.mean)
+    steps = [(after, b.ratio.mean - a.ratio.mean) for (_, a), (after, b) in pairwise(chain)]
+    made_by = max(steps, key=lambda step: step[1], default=None)
+    (position, count), (channel, _) = seen.positions.most_common(1)[0], seen.channels.most_common(1)[0]
+    return DominatingToken(
+        stack=place.stack,
+        depth=place.depth,
+        place=place.name,
+        ratio=seen.ratio.mean,
+        position=position,
+        position_share=count / seen.ratio.count,
+        token_id=seen.ids.most_common(1)[0][0] if seen.ids else None,
+        channel=channel,
+        channel_share=seen.share.mean,
+        made_at_depth=made_by[0].depth if made_by else None,
+        made_by=PART_OF[made_by[0].name] if made_by else None,
+    )
+
+
+# --- which numbers `measure` was asked for: metrics of states, of steps between them, and of attention ---
+
+GROUPS = {"steps": tuple(STEP_METRICS), "attention": tuple(ATTENTION_METRICS)}
+"""Names that stand for several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What was chosen, in the order in which it was asked for within each kind."""
+
+    states: tuple[Metric, ...]
+    steps: tuple[StepMetric, ...]
+    attention: tuple[str, ...]
+
+    @property
+    def has_spans(self) -> bool:
+        """Distances between any two depths come with either distance."""
+        return any(metric.name in ("angular_distance", "influence") for metric in self.steps)
+
+    def definitions(self) -> tuple[tuple[str, str], ...]:
+        states = tuple((metric.name, metric.definition) for metric in self.states)
+        steps = tuple((metric.name, metric.definition) for metric in self.steps)
+        return states + steps + tuple((name, ATTENTION_METRICS[name]) for name in self.attention)
+
+
+def known_metrics() -> tuple[str, ...]:
+    return (*all_metrics(), *STEP_METRICS, *ATTENTION_METRICS)
+
+
+def select(choices: Choice | Iterable[Choice]) -> Selection:
+    """The metrics asked for by name, by the name of a group, or given as functions; `all` is every one without a grid."""
+    if isinstance(choices, str) or callable(choices):
+        choices = (choices,)
+    named: list[Choice] = []
+    for choice in choices:
+        if choice == "all":
+            named += [name for name in known_metrics() if name not in METRICS or not METRICS[name].images_only]
+        elif isinstance(choice, str) and choice in GROUPS:
+            named += GROUPS[choice]
+        else:
+            named.append(choice)
+    if twice := [name for name in named if isinstance(name, str) and named.count(name) > 1]:
+        raise GivenTwice("The metric", str(twice[0]))
+    for name in named:
+        if isinstance(name, str) and name not in known_metrics():
+            raise UnknownName("metric", name, (*known_metrics(), *GROUPS, "all"))
+    return Selection(
+        states=lookup(name for name in named if name not in STEP_METRICS and name not in ATTENTION_METRICS),
+        steps=tuple(STEP_METRICS[name] for name in named if isinstance(name, str) and name in STEP_METRICS),
+        attention=tuple(name for name in named if isinstance(name, str) and name in ATTENTION_METRICS),
+    )
+
+
+# --- what a measurement gathers while the model runs: averages of metrics at places, and who changed them ---
 
 EVERY = 8
 """Metrics that cost much are taken of every so many-th sequence."""
@@ -60,22 +302,24 @@ class MeasurementObserver:
     names: frozenset[str]
     adds_stream_norms: bool
     drop_prefix: bool
-    seen: Seen = field(default_factory=Seen)
+    seen: Processed = field(default_factory=Processed)
     problems: dict[Place, str] = field(default_factory=dict)
-    chain: Chain = field(default_factory=lambda: Chain("log(HFC/LFC)"))
-    unit_chain: Chain = field(default_factory=lambda: Chain("log(HFC/LFC) of tokens at unit length"))
+    chain: AttributionOverDepth = field(default_factory=lambda: AttributionOverDepth("log(HFC/LFC)"))
+    unit_chain: AttributionOverDepth = field(
+        default_factory=lambda: AttributionOverDepth("log(HFC/LFC) of tokens at unit length")
+    )
     largest: LargestTokens = field(default_factory=LargestTokens)
     attention: AttentionGatherer = field(init=False)
     _inputs: Mapping[str, Any] = field(default_factory=dict)
     _sums: dict[tuple[Place, str], Running] = field(default_factory=dict)
     _without: dict[tuple[Place, str], Running] = field(default_factory=dict)
     _keep: dict[str, tuple[Bool[Tensor, "batch token"], Bool[Tensor, " batch"]]] = field(default_factory=dict)
-    _kept: dict[str, Kept | None] = field(default_factory=dict)
+    _kept: dict[str, TokenMask | None] = field(default_factory=dict)
     """What is measured of each stack; `None` where no sequence keeps two tokens."""
     _order: dict[Place, int] = field(default_factory=dict)
     """Places as they came."""
     _pending: list[_Noted] = field(default_factory=list)
-    _place_sums: dict[str, PlaceSums] = field(default_factory=dict)
+    _place_sums: dict[str, SharedSums] = field(default_factory=dict)
     _steps: dict[str, StepGatherer] = field(default_factory=dict)
     _spans: dict[str, SpanGatherer] = field(default_factory=dict)
 
@@ -118,7 +362,7 @@ class MeasurementObserver:
             where = f"{place.stack + ', ' if place.stack else ''}depth {place.depth}, {place.name}"
             self.problems[place] = f"NaN or infinity in {broken} of {len(h)} sequences, first seen at {where}"
         metrics = tuple(metric for metric in self.chosen.states if metric.of_sums)
-        self._place_sums.setdefault(place.stack, PlaceSums(metrics)).see(place, moments)
+        self._place_sums.setdefault(place.stack, SharedSums(metrics)).see(place, moments)
         if place.name in self.names:
             self._measure(place, moments)
         if on_stream(place.name, self.stacks[place.stack].arch.residual):
@@ -126,14 +370,14 @@ class MeasurementObserver:
         if self.chosen.attention and place.name == "attn_sum":
             self.attention.see(self.stacks[place.stack], place.depth, self._keep[place.stack][0])
 
-    def _kept_of(self, label: str, h: Tensor) -> Kept | None:
+    def _kept_of(self, label: str, h: Tensor) -> TokenMask | None:
         if label not in self._keep:
             stack = self.stacks[label]
             drop = stack.prefix_tokens if self.drop_prefix else 0
             keep = keep_mask(self.model, self._inputs, stack, h, drop)
             has_two = measurable(keep)
             self._keep[label] = (keep, has_two)
-            self._kept[label] = Kept.of(keep[has_two]) if bool(has_two.any()) else None
+            self._kept[label] = TokenMask.of(keep[has_two]) if bool(has_two.any()) else None
         return self._kept[label]
 
     def _measure(self, place: Place, moments: Moments) -> None:
@@ -148,12 +392,12 @@ class MeasurementObserver:
             if not len(sums.n):
                 self._note((place,), metric.name, MetricValues(sums.norms.sum(1), sums.is_finite))
                 continue
-            self._note((place,), metric.name, _valued(metric, sums))
+            self._note((place,), metric.name, metric.on(sums))
             if metric.scales and bool((sums.n >= LEAST_WITHOUT).any()):
                 found = without_largest(metric, others(sums))
                 self._pending.append(_Noted(self._without, (place,), metric.name, found))
 
-    def _follow(self, place: Place, moments: Moments, kept: Kept) -> None:
+    def _follow(self, place: Place, moments: Moments, kept: TokenMask) -> None:
         """The stream has reached its next place."""
         ids = self._inputs.get(TEXT)
         keep, has_two = self._keep[place.stack]
@@ -194,7 +438,7 @@ class MeasurementObserver:
             spans.finish()
         self.attention.finish()
 
-    def _join(self, label: str, sums: PlaceSums) -> None:
+    def _join(self, label: str, sums: SharedSums) -> None:
         """Numbers that need sums only, at all places of a stack together."""
         whole, others = sums.join()
         is_asked = [place.name in self.names for place in sums.places]
@@ -270,12 +514,3 @@ def _add(pending: Sequence[_Noted]) -> None:
         for running, *facts in zip(sums, counts.tolist(), means.tolist(), squares.tolist(), strict=True):
             if facts[0]:
                 running.join(*facts)
-
-
-def _valued(metric: Metric, moments: Moments) -> MetricValues:
-    """The metric's values; an error in it, which may be a user's own code, says which metric it was."""
-    try:
-        return metric.on(moments)
-    except Exception as error:
-        error.add_note(f"Raised by the metric {metric.name!r}.")
-        raise

@@ -1,32 +1,118 @@
-"""The canonical form of an attention layer's value path, whatever the storage:
+"""`AttentionWeights`: the value path of a layer in one canonical form, whatever the storage.
 
 w_v (n_kv, d_head, d_model)     w_o (d_model, n_heads, d_head)     acting from the left on column vectors
 
 Values that are made from a latent have a chain instead, `w_v (n_kv, d_head, latent)` behind `latent.w (latent, d_model)`.
+
+    values     x -> (latent -> norm) -> W_V x + b_V
+    written    mixed heads -> gains -> (norm on the mixed heads -> gains)
+    projected  W_O z + b_O
+
+The equal-token identity and the last rung of the ladder both end here, so that a wrong norm, gain or head order fails both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from oversmooth.errors import ConfigMismatch, HeadsUnknown
-from oversmooth.models.declaration import Arch, Gain, Residual, norm_centres, norm_offset
-from oversmooth.models.resolve import BlockNames, TensorNames
-from oversmooth.models.sizes import Sizes
-from oversmooth.models.stored import (
-    Read,
-    read_gain,
-    read_matrix,
-    read_value_bias,
-    read_vector,
-    rows_behind_keys,
-    value_rows,
+from oversmooth.errors import AdapterMismatch, ConfigMismatch, HeadsUnknown
+from oversmooth.models.declaration import (
+    Arch,
+    Fused,
+    FusedRows,
+    Gain,
+    NormKind,
+    Residual,
+    StackSizes,
+    norm_centres,
+    norm_offset,
 )
+from oversmooth.models.identify import BlockNames, TensorNames
+
+# --- tensors as they are stored, read as the matrices and vectors that they stand for ---
+
+Read = Callable[[str], Tensor]
+
+
+def value_rows(fused: Fused | FusedRows, n_heads: int, n_kv: int, d_head: int) -> Int[Tensor, " rows"]:
+    """Rows of the values inside a fused query-key-value weight, in the order (value head, channel).
+
+    >>> value_rows("stacked", n_heads=2, n_kv=1, d_head=2)
+    tensor([6, 7])
+    >>> value_rows("grouped", n_heads=2, n_kv=2, d_head=1)
+    tensor([2, 5])
+    """
+    if isinstance(fused, FusedRows):
+        heads = torch.arange(n_kv)[:, None] * fused.per_head
+        channels = torch.arange(d_head)
+        if fused.second_half is not None:
+            half = d_head // 2
+            return (
+                fused.first + heads + channels % half * fused.per_channel + channels // half * fused.second_half
+            ).flatten()
+        return (fused.first + heads + channels * fused.per_channel).flatten()
+    if fused == "stacked":
+        return torch.arange((n_heads + n_kv) * d_head, (n_heads + 2 * n_kv) * d_head)
+    per_group = n_heads // n_kv + 2
+    group = torch.arange(n_kv)[:, None] * per_group * d_head
+    return (group + (per_group - 1) * d_head + torch.arange(d_head)).flatten()
+
+
+def rows_behind_keys(value: Float[Tensor, "rows read"], n_kv: int, d_head: int, name: str) -> FusedRows:
+    """Value heads that stand behind the key of each head."""
+    per_head, rest = divmod(len(value), n_kv)
+    if rest or per_head < d_head:
+        says = f"{n_kv} heads with values of size {d_head}"
+        raise ConfigMismatch("the value heads", says, f"{len(value)} rows", name)
+    return FusedRows(first=per_head - d_head, per_head=per_head)
+
+
+def read_matrix(arch: Arch, name: str, read: Read, axes: str, features: str) -> Float[Tensor, "out in"]:
+    """A weight as a matrix; `features` names the axis of `axes` on the features' side, all others are value channels."""
+    weight, names = read(name), axes.split()
+    if len(names) == weight.ndim and features in names:
+        moved = weight.movedim(names.index(features), -1 if features == "in" else 0)
+        return moved.flatten(0, -2) if features == "in" else moved.flatten(1)
+    if arch.proof is not None and weight.ndim > 2 and set(weight.shape[2:]) == {1}:
+        weight = weight.flatten(1)  # a convolution with a window of one
+    if weight.ndim != 2 or not weight.numel():
+        raise AdapterMismatch(arch.name, f"a matrix of numbers in {name}", f"shape {tuple(weight.shape)}")
+    return weight.T if arch.stored == "in_out" else weight
+
+
+def read_value_bias(arch: Arch, name: str, rows: int, channels: int, read: Read) -> Float[Tensor, " rows"]:
+    """The bias of the values: one entry per row of their weight, or per value channel where it is a tensor of its own."""
+    if arch.proof is None and not arch.paths.v_bias:
+        return read_vector(name, rows, read)
+    bias = read(name).flatten()
+    if len(bias) not in (rows, channels):
+        raise ConfigMismatch("the value bias", f"{rows} or {channels} numbers", len(bias), name)
+    return bias
+
+
+def read_vector(name: str, length: int, read: Read) -> Float[Tensor, " length"]:
+    vector = read(name)
+    if tuple(vector.shape) != (length,):
+        raise ConfigMismatch("the width", f"{length} numbers, as the matrix beside it", tuple(vector.shape), name)
+    return vector
+
+
+def read_gain(name: str, length: int, read: Read) -> Float[Tensor, " length"]:
+    """A gain for every channel; convolutional models keep theirs as (d_model, 1, 1)."""
+
+    def flat(name: str) -> Tensor:
+        gain = read(name)
+        return gain.flatten() if gain.ndim == 3 and gain.shape[1:] == (1, 1) else gain
+
+    return read_vector(name, length, flat)
+
+
+# --- the canonical form of an attention layer's value path, whatever the storage: ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +232,9 @@ def summed_over_groups(
     return total
 
 
-def assemble(arch: Arch, sizes: Sizes, block: BlockNames, read: Read, branch_gain: float = 1.0) -> AttentionWeights:
+def assemble(
+    arch: Arch, sizes: StackSizes, block: BlockNames, read: Read, branch_gain: float = 1.0
+) -> AttentionWeights:
     """Reads one block's tensors and brings them into canonical form, in the dtype in which they are stored."""
     output = read_matrix(arch, block.output.weight, read, arch.output_axes, "out")
     d_model, inner = output.shape
@@ -214,7 +302,7 @@ def _latent(arch: Arch, names: TensorNames, width: int, read: Read) -> Latent:
     return Latent(w=weight[rows], b=read_vector(names.bias, len(weight), read)[rows] if names.bias else None)
 
 
-def _head_sizes(arch: Arch, sizes: Sizes, block: BlockNames, value: Tensor, inner: int) -> tuple[int, int, int]:
+def _head_sizes(arch: Arch, sizes: StackSizes, block: BlockNames, value: Tensor, inner: int) -> tuple[int, int, int]:
     """`(n_heads, n_kv, d_head)`, checked against the output projection's `inner` columns."""
     if isinstance(arch.n_heads, tuple):
         sizes = replace(sizes, n_heads=arch.n_heads[block.position])
@@ -247,3 +335,147 @@ def _norm(arch: Arch, names: TensorNames, width: int, read: Read) -> Norm:
         weight = weight.to(wide) + offset  # stored as an offset from one
     bias = read_vector(names.bias, width, read) if names.bias else None
     return Norm(kind=kind, weight=weight, bias=bias)
+
+
+# --- what a live normalization module divides each token by ---
+
+EPSILONS = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "norm_eps")
+
+
+def epsilon_of(norm: nn.Module) -> float:
+    """What a norm adds under its square root, under the names that libraries use for it; perhaps in a module inside."""
+    for part in norm.modules():
+        for name in EPSILONS:
+            value = getattr(part, name, None)
+            if isinstance(value, float):
+                return value
+    return 0.0
+
+
+def token_scales(x: Float[Tensor, "*token d_model"], kind: NormKind, epsilon: float) -> Float[Tensor, "*token"]:
+    """The number by which a norm divides each token, in float32 or better."""
+    x = x if x.dtype == torch.float64 else x.float()
+    squares = x.var(-1, correction=0) if norm_centres(kind) else x.square().mean(-1)
+    return (squares + epsilon).sqrt()
+
+
+# --- gains of the token that is written ---
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TokenGains:
+    """Gates, what sinks leave of a row, and constant factors, for one sequence; `channel` is the head size or 1."""
+
+    before: Float[Tensor, "token head channel"]
+    """What multiplies the mixed heads themselves."""
+    after: Float[Tensor, "token head channel"] | None = None
+    """What multiplies them behind a norm on the mixed heads, where there is one."""
+
+    def times(self, row_sums: Float[Tensor, "head token"]) -> "TokenGains":
+        """With what the rows of attention sum to, which belongs to the token that is written too."""
+        return TokenGains(self.before * row_sums.T[..., None].to(self.before), self.after)
+
+    def of(self, keep: Tensor, dtype: torch.dtype) -> "TokenGains":
+        """Those of the tokens that count."""
+        after = None if self.after is None else self.after[keep].to(dtype)
+        return TokenGains(self.before[keep].to(dtype), after)
+
+
+# --- the value path as a model runs it, step by step: latent, norms with each token's own scale, gains ---
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ValueChain:
+    """The value path of one layer, for any tokens."""
+
+    weights: AttentionWeights
+    epsilon: Mapping[str, float] = field(default_factory=dict)
+    """What each norm adds under its square root, by role."""
+    dtype: torch.dtype = torch.float32
+    has_biases: bool = True
+
+    @cached_property
+    def value_rows(self) -> Float[Tensor, "channel read"]:
+        return self.weights.w_v.to(self.dtype).flatten(0, 1).contiguous()
+
+    @cached_property
+    def output_rows(self) -> Float[Tensor, "inner d_model"]:
+        return self.weights.w_o.to(self.dtype).flatten(1).T.contiguous()
+
+    @property
+    def inner_norm(self) -> Norm | None:
+        """The norm on the mixed heads."""
+        return self.weights.norms.get("inner_norm")
+
+    @property
+    def is_normed_per_head(self) -> bool:
+        return self.inner_norm is not None and len(self.inner_norm.weight) == self.weights.d_head
+
+    def values(
+        self, x: Float[Tensor, "*token d_model"]
+    ) -> tuple[Float[Tensor, "*token channel"], Float[Tensor, "*token"] | None]:
+        """The value channels of what the value path reads, and what a norm on its latent divided each token by."""
+        weights, scales = self.weights, None
+        if weights.latent is not None:
+            x = self.with_bias(x @ weights.latent.w.to(x).T, weights.latent.b)
+            if (norm := weights.norms.get("latent_norm")) is not None:
+                x, scales = self.normed("latent_norm", norm, x)
+        z = x @ self.value_rows.T
+        return self.with_bias(z, None if weights.b_v is None else weights.b_v.flatten()), scales
+
+    def written(
+        self, mixed: Float[Tensor, "token inner"], gains: TokenGains | None
+    ) -> tuple[Float[Tensor, "token inner"], Float[Tensor, "token head channel"] | None]:
+        """Mixed heads with the gains of their tokens and the norm on them, and all that multiplied each token."""
+        if gains is None and self.inner_norm is None:
+            return mixed, None
+        heads = self.by_head(mixed)
+        total = heads.new_ones(len(mixed), 1, 1)
+        if gains is not None:
+            heads, total = heads * gains.before, gains.before
+        if self.inner_norm is not None:
+            per_head = self.is_normed_per_head
+            normed, scales = self.normed("inner_norm", self.inner_norm, heads if per_head else heads.flatten(-2))
+            heads = normed if per_head else self.by_head(normed)
+            total = total / (scales[..., None] if per_head else scales[:, None, None])
+        if gains is not None and gains.after is not None:
+            heads, total = heads * gains.after, total * gains.after
+        return heads.flatten(-2), total
+
+    def written_at(
+        self, heads: Float[Tensor, "*token head d_head"], gains: TokenGains | None
+    ) -> Float[Tensor, "*token inner"]:
+        """Heads to which mean gains were applied, through the norm on them without its scale, which is among the gains."""
+        norm = self.inner_norm
+        if norm is None:
+            return heads.flatten(-2)
+        flat = heads if self.is_normed_per_head else heads.flatten(-2)
+        flat = (flat - flat.mean(-1, keepdim=True) if norm.kind == "layer" else flat) * norm.weight.to(flat)
+        heads = flat if self.is_normed_per_head else self.by_head(flat)
+        if norm.bias is not None and self.has_biases:
+            repeated = norm.bias.to(heads).expand(heads.shape[-2:]) if self.is_normed_per_head else norm.bias.to(heads)
+            bias = repeated.reshape(heads.shape[-2:])
+            heads = heads + (bias if gains is None or gains.after is None else bias * gains.after.mean(0))
+        return heads.flatten(-2)
+
+    def projected(self, written: Float[Tensor, "*token inner"]) -> Float[Tensor, "*token d_model"]:
+        return self.with_bias(written @ self.output_rows, self.weights.b_o)
+
+    def by_head(self, inner: Float[Tensor, "*token inner"]) -> Float[Tensor, "*token head d_head"]:
+        return inner.unflatten(-1, (self.weights.n_heads, self.weights.d_head))
+
+    def repeated(self, values: Float[Tensor, "*token channel"]) -> Float[Tensor, "*token head d_head"]:
+        """Value channels as each head reads them."""
+        heads = values.unflatten(-1, (self.weights.n_kv, self.weights.d_head))
+        return heads.repeat_interleave(self.weights.n_heads // self.weights.n_kv, -2)
+
+    def with_bias(self, x: Float[Tensor, "*token width"], bias: Tensor | None) -> Float[Tensor, "*token width"]:
+        return x + bias.to(x) if self.has_biases and bias is not None else x
+
+    def normed(
+        self, role: str, norm: Norm, x: Float[Tensor, "*token width"]
+    ) -> tuple[Float[Tensor, "*token width"], Float[Tensor, "*token"]]:
+        """What a norm returns, and the number by which it divided each token."""
+        x = x - x.mean(-1, keepdim=True) if norm.kind == "layer" else x
+        scale = (x.square().mean(-1) + self.epsilon.get(role, 0.0)).sqrt()
+        return self.with_bias(x / scale[..., None] * norm.weight.to(x), norm.bias), scale

@@ -1,15 +1,123 @@
-"""What a declaration of an architecture is.
+"""`Arch` and `Paths`: the declaration of a family; the sizes of a stack; checked fields of a config.
 
 A family is declared once, in `families.py`, as an `Arch`: *where* its tensors are (`Paths`) and *what* no name can tell
 (layout, norm, residual form). `resolve` finds those tensors among names, `canonical` puts them in one form.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from oversmooth.models.config_fields import flag
+from oversmooth.errors import BadConfig
+
+# --- fields of a config, each checked by name, kind and range when it is read ---
+
+LARGEST_SIZE = 2**31 - 1
+LARGEST_DEPTH = 10_000
+"""Layers; the deepest Transformer that was ever trained has a thousand."""
+
+
+def whole(config: Mapping[str, Any], key: str, *, smallest: int = 1, largest: int = LARGEST_SIZE) -> int | None:
+    """A whole number; `None` where the config is silent.
+
+    >>> whole({"n_head": 12}, "n_head")
+    12
+    """
+    value = config.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or not smallest <= value <= largest:
+        raise BadConfig(key, f"a whole number from {smallest} to {largest}", _shown(value))
+    return value
+
+
+def flag(config: Mapping[str, Any], key: str) -> bool | None:
+    """True or false; `None` where the config does not have the key."""
+    if key not in config:
+        return None
+    if not isinstance(config[key], bool):
+        raise BadConfig(key, "true or false", _shown(config[key]))
+    return bool(config[key])
+
+
+def finite(config: Mapping[str, Any], key: str, default: float) -> float:
+    """A finite number."""
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+        raise BadConfig(key, "a finite number", _shown(value))
+    return float(value)
+
+
+LARGEST_GAIN = 1e6
+"""Multipliers of trained models are below 100; with numbers near the overflow of floats LAPACK's eigenvalues never end."""
+
+
+def gain(config: Mapping[str, Any], key: str) -> float:
+    """The factor by which a model multiplies its branches; 1 where the config is silent."""
+    found = finite(config, key, 1.0)
+    if abs(found) > LARGEST_GAIN:
+        raise BadConfig(key, f"at most {LARGEST_GAIN:g} in size", _shown(found))
+    return found
+
+
+def word(config: Mapping[Any, Any], key: str) -> str | None:
+    """A word; `None` where the config is silent."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, str):
+        raise BadConfig(key, "a name", _shown(value))
+    return value
+
+
+PARTS = ("text_config", "vision_config", "audio_config")
+"""Configs inside of a composite config."""
+
+
+def check_kinds(config: Mapping[str, Any]) -> None:
+    """Raises unless the fields that decide which class is built are of the kind that every library expects."""
+    for key in PARTS:
+        if config.get(key) is not None and not isinstance(config[key], Mapping):
+            raise BadConfig(key, "an object", _shown(config[key]))
+    word(config, "architecture")
+    classes = config.get("architectures")
+    if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+        raise BadConfig("architectures", "a list of names", _shown(classes))
+
+
+def _is_finite(value: int | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write out whole numbers of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+TIMM_FORBIDDEN = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "strict")
+"""Arguments of `timm.create_model` that read other files or the network."""
+LARGEST_TIMM_SIZE = 100_000
+
+
+def check_timm_arguments(arguments: object) -> None:
+    """Raises unless they are plain sizes and switches under words, none so large that building would not end."""
+    if not isinstance(arguments, Mapping):
+        raise BadConfig("model_args", "an object of arguments by name", _shown(arguments))
+    for key, value in arguments.items():
+        sizes = value if isinstance(value, list) else [value]
+        too_large = any(isinstance(size, int | float) and not abs(size) <= LARGEST_TIMM_SIZE for size in sizes)
+        too_deep = key == "depth" and isinstance(value, int) and value > 1000
+        if key in TIMM_FORBIDDEN or too_large or too_deep or isinstance(value, Mapping):
+            raise BadConfig(f"model_args.{key}", "a size or a switch of a model", _shown(value))
+
+
+# --- what a declaration of an architecture is ---
 
 Fused = Literal["stacked", "grouped", "key_value"]
 Residual = Literal["pre", "post", "sandwich", "parallel"]
@@ -29,7 +137,7 @@ def norm_centres(kind: NormKind) -> bool:
 
 NORM_ROLES = (
     *("attn_norm", "latent_norm", "inner_norm", "attn_branch_norm"),
-    *("cross_norm", "ffn_norm", "ffn_branch_norm"),
+    *("cross_norm", "cross_branch_norm", "ffn_norm", "ffn_branch_norm"),
 )
 Gain = Literal["gate", "sink", "differential"]
 """What multiplies the token that attention writes, beside an `inner_norm`: a gate that the token computes, what a sink
@@ -63,6 +171,7 @@ class Paths:
     """A norm on the branch itself, before it is added (sandwich)."""
     cross_norm: str = ""
     """The norm of a decoder's cross-attention, in the same position as `attn_norm`."""
+    cross_branch_norm: str = ""
     ffn_norm: str = ""
     ffn_branch_norm: str = ""
     final_norm: str = ""
@@ -79,7 +188,7 @@ class Paths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class FusedRows:
     """Where the values are among the rows of a fused weight: `first + head * per_head + channel * per_channel`.
 
     Heads of differential attention are made of two: their second half stands `second_half` rows below the first.
@@ -113,7 +222,7 @@ class Arch:
     norm: NormKind = "layer"
     residual: Residual = "pre"
     is_causal: bool = False
-    fused: Fused | Rows = "stacked"
+    fused: Fused | FusedRows = "stacked"
     """Order of rows in a fused weight: all q, all k, all v; per value head its queries, key, value; per value head a key of
     any size and its value last; or by number."""
     stored: Literal["out_in", "in_out"] = "out_in"
@@ -172,3 +281,111 @@ class Arch:
                 paths = dataclasses.replace(arch.paths, **changes.pop("paths", {}))
                 arch = dataclasses.replace(arch, paths=paths, **changes)
         return dataclasses.replace(arch, when=())
+
+
+# --- how wide and deep a stack is and how many heads it has, as its config says it ---
+
+SIZE_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "d_model": ("hidden_size", "d_model", "n_embd", "dim", "embed_dim"),
+    "n_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "n_kv": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
+    "d_head": ("head_dim", "d_kv", "attention_head_dim"),
+    "n_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"),
+}
+STACK_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "n_heads": ("{stack}_attention_heads",),
+    "n_layers": ("{stack}_layers", "num_{stack}_layers"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSizes:
+    """Sizes of one stack as its config states them; `None` where it is silent."""
+
+    d_model: int | None = None
+    n_heads: int | None = None
+    n_kv: int | None = None
+    d_head: int | None = None
+    n_layers: int | None = None
+
+
+def sizes_of(config: Mapping[str, Any], arch: Arch) -> StackSizes:
+    """Sizes from the config through one table of aliases; the stack's own keys come first.
+
+    A declaration that was found by running the model knows its sizes and needs no config.
+    """
+    if arch.n_heads != "config":
+        return StackSizes(
+            n_heads=arch.n_heads if isinstance(arch.n_heads, int) else None,
+            n_kv=arch.n_kv if isinstance(arch.n_kv, int) else None,
+            d_head=arch.d_head if isinstance(arch.d_head, int) else None,
+        )
+    found: dict[str, int] = {}
+    for size, aliases in SIZE_ALIASES.items():
+        own = tuple(alias.format(stack=arch.stack) for alias in STACK_ALIASES.get(size, ()) if arch.stack)
+        for alias in (*own, *aliases):
+            value = whole(config, alias, largest=LARGEST_DEPTH if size == "n_layers" else LARGEST_SIZE)
+            if value is not None:
+                found[size] = value
+                break
+    if arch.d_head == "shape":
+        found.pop("d_head", None)
+    if arch.n_kv == "heads":
+        found.pop("n_kv", None)
+    elif isinstance(arch.n_kv, int):
+        found["n_kv"] = arch.n_kv
+    return StackSizes(**found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """An attention that is not analysed, and why."""
+
+    where: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Discovery:
+    """What running a model showed: a declaration per stack, each proved by the equal-token identity."""
+
+    target: str
+    archs: tuple[Arch, ...]
+    left_out: tuple[LeftOut, ...]
+    """Cross-attention, pooling, and attention that the theory does not cover."""
+    largest_error: float
+    """Of the equal-token identity, over all layers."""
+    forward_passes: int
+    reached: frozenset[str] = frozenset()
+    """Paths of the modules that ran."""
+
+    def code(self) -> str:
+        """The declarations as Python that could stand in `families.py`."""
+        return "\n".join(declaration_code(arch) for arch in self.archs)
+
+    def __repr__(self) -> str:
+        stacks = ", ".join(f"{arch.stack or 'blocks'} at {arch.paths.block}" for arch in self.archs)
+        left = f", {len(self.left_out)} attentions left out" if self.left_out else ""
+        return f"<Discovery of {self.target}: {stacks}{left}, found by running it, error {self.largest_error:.1e}>"
+
+
+def declaration_code(arch: Arch) -> str:
+    """One declaration as Python, without what is as usual."""
+
+    def settings(value: Any, skip: tuple[str, ...] = ()) -> list[str]:
+        return [
+            f"{field.name}={getattr(value, field.name)!r}"
+            for field in fields(value)
+            if field.name not in skip and getattr(value, field.name) not in (field.default, "", ())
+        ]
+
+    own = settings(arch, skip=("paths", "proof", "name", "model_types"))
+    paths = settings(arch.paths)
+    lines = [
+        f"name={arch.name!r}",
+        f"model_types={arch.model_types!r}",
+        *own,
+        "paths=Paths(\n        " + ",\n        ".join(paths) + ",\n    )",
+    ]
+    return "Arch(\n    " + ",\n    ".join(lines) + ",\n)"

@@ -1,4 +1,4 @@
-"""The table of architectures: one declaration per family, and the list of what is refused with its reason.
+"""The declared families, one `Arch` each; model types that are refused, with reasons; the coverage table.
 
 Identity comes from `model_type`, never from names: LLaMA, Gemma and OLMo 2 share names and differ in mathematics.
 To add a family, write one `Arch` here and one tiny config in `tests/contract/tiny_models.py`; the contract tests do
@@ -8,10 +8,17 @@ Running a model shows all of this too, and the tests hold both equal. A declarat
 built: names in GGUF files, bare files whose tensors have to identify the family, and checkpoints read without transformers.
 """
 
+import json
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 from oversmooth.models.declaration import Arch, Paths, When
+
+# --- the table of architectures: one declaration per family ---
 
 # --- text, bidirectional --------------------------------------------------------------------------------------------
 
@@ -545,13 +552,6 @@ TORCH_ENCODER = Arch(
         When(key="batch_first", value=False, change={"token_axis": 0}),
     ),
 )
-TORCH_ATTENTION = Arch(
-    name="torch_attention",
-    model_types=("torch_attention",),
-    needs_config=True,
-    paths=Paths(block="{i}", qkv="in_proj_*", v="v_proj_*", o="out_proj"),
-    when=(When(key="batch_first", value=False, change={"token_axis": 0}),),
-)
 
 ARCHITECTURES: dict[str, Arch] = {
     arch.name: arch
@@ -561,7 +561,7 @@ ARCHITECTURES: dict[str, Arch] = {
         *(GEMMA, GEMMA2, OLMO2, COHERE, PHI, JAMBA, LATENT, GPT_OSS, QWEN3_NEXT),
         *(T5_ENCODER, T5_DECODER, WHISPER_ENCODER, WHISPER_DECODER, BART_ENCODER, BART_DECODER),
         *(VIT, DEIT, BEIT, DINOV2, CLIP_TEXT, CLIP_VISION, SIGLIP_TEXT, SIGLIP_VISION, WAV2VEC2),
-        *(TIMM_VIT, TORCH_ENCODER, TORCH_ATTENTION),
+        *(TIMM_VIT, TORCH_ENCODER),
     )
 }
 
@@ -592,3 +592,68 @@ REFUSED_NAMES: Mapping[str, str] = {
     "self_attn.bias_k": "a learned token is appended to keys and values, so rows over inputs do not sum to one",
     "albert_layers.1.": "groups of several different shared layers, of which no public model exists",
 }
+
+
+# --- which models are covered: the table that `make families` writes ---
+
+STATES = {
+    "declared": "declared by hand, and found and proved by running",
+    "discovered": "found and proved by running",
+    "refused": "refused, for a reason of mathematics",
+    "no attention": "has no softmax self-attention",
+    "part": "a config without a model of its own: a part of others",
+    "not run": "could not be run with made-up inputs here",
+    "not built": "could not be built small here",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered:
+    """What is known about one model type."""
+
+    library: str
+    name: str
+    state: str
+    error: float | None
+    """Of the equal-token identity, where it was proved."""
+    kind: str
+    """What stands in the way of one that is refused, in one word."""
+    reason: str
+    left_out: tuple[str, ...]
+
+
+@cache
+def coverage() -> tuple[Covered, ...]:
+    """Every row of the table."""
+    table = _table()
+    return tuple(_row(library, name, row) for library, rows in table["rows"].items() for name, row in rows.items())
+
+
+def versions() -> Mapping[str, str]:
+    """Versions of the libraries that the table was made with."""
+    found: Mapping[str, str] = _table()["versions"]
+    return found
+
+
+def counted(library: str) -> Counter[str]:
+    """How many model types of a library are in each state."""
+    return Counter(row.state for row in coverage() if row.library == library)
+
+
+def _row(library: str, name: str, row: Mapping[str, Any]) -> Covered:
+    is_declared = row["state"] == "discovered" and row.get("declared", False)
+    return Covered(
+        library=library,
+        name=name,
+        state="declared" if is_declared else row["state"],
+        error=row.get("error"),
+        kind=row.get("kind", ""),
+        reason=row.get("reason", ""),
+        left_out=tuple(row.get("left_out", ())),
+    )
+
+
+@cache
+def _table() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(files("oversmooth.models").joinpath("families_table.json").read_text())
+    return found

@@ -1,20 +1,308 @@
-"""Live models: loading one that can be run, with no weight left random, and running it."""
+"""Loads models that run: from transformers, timm or our stores, whole or block by block, with task heads.
+
+transformers builds the model from its config and renames what it always renames; only where the numbers come from differs.
+So a GPTQ or AWQ checkpoint runs without the library that packed it, and without a GPU.
+
+transformers and timm fill what a file does not hold with random numbers and say so in a log line. A measurement of random
+weights looks like any other, so here it is an error. Parts behind the features that are measured may be missing: a base
+model is often loaded from a checkpoint whose pooler or head was another one, or none.
+
+The model is built without weights. A block reads its own before it runs and forgets them afterwards, through the same
+stores that `inspect` reads, so quantised and adapted weights are made block by block too. All sequences go through in few
+large batches, because every batch reads the whole file once.
+"""
 
 import io
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from oversmooth.errors import DeviceUnavailable, MissingDependency, NotLive, OversmoothError, first_line, whole_message
-from oversmooth.models.completeness import load_completely, require_complete
-from oversmooth.models.from_store import config_of, is_made_by_us, load_from_store, unnamed_type
-from oversmooth.models.offload import load_offloaded, must_offload
+from oversmooth.errors import (
+    DeviceUnavailable,
+    IncompleteWeights,
+    MissingDependency,
+    NotLive,
+    NotSupported,
+    OversmoothError,
+    UnknownName,
+    first_line,
+    whole_message,
+)
+from oversmooth.models import plain_load
 from oversmooth.models.source import Source
+from oversmooth.models.stores.adapters import AdaptedStore
+from oversmooth.models.stores.module import KEPT, keep_elsewhere
+from oversmooth.models.stores.quantised import QuantisedStore
+
+# --- A live model whose weights come out of one of our stores: dequantised, or changed by an adapter ---
+
+
+def is_made_by_us(source: Source) -> bool:
+    """Whether reading the files as they are would not give the weights of this source."""
+    return isinstance(source.store, QuantisedStore | AdaptedStore)
+
+
+def load_from_store(
+    source: Source, dtype: torch.dtype, *, trust_remote_code: bool = False
+) -> tuple[nn.Module, Mapping[str, Any]]:
+    """The model and transformers' report of what was missing or did not fit."""
+    import transformers
+
+    config = config_of(source, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        kind = type(transformers.AutoModel.from_config(config, trust_remote_code=trust_remote_code))
+    model, report = kind.from_pretrained(
+        None,
+        config=config,
+        state_dict=_state(source, dtype),
+        dtype=dtype,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    model.config.name_or_path = source.place  # where its tokenizer is
+    return model, report
+
+
+def config_of(source: Source, *, trust_remote_code: bool = False) -> Any:
+    """The config that transformers builds the model from, without what it says of packed weights."""
+    import transformers
+
+    model_type = unnamed_type(source)
+    if model_type:
+        config = transformers.CONFIG_MAPPING[model_type].from_dict(dict(source.config))
+    else:
+        config = transformers.AutoConfig.from_pretrained(
+            source.place, trust_remote_code=trust_remote_code, **source.origin()
+        )
+    _forget_quantisation(config)
+    return config
+
+
+def unnamed_type(source: Source) -> str | None:
+    """The model type of a checkpoint whose config does not name one: as its user, its class or its tensors say.
+
+    `None` where the config does, or where nothing settles it. Sizes are not guessed: a config that does not state the
+    heads is not run.
+    """
+    import transformers
+
+    if source.gguf_file or source.kind == "gguf":
+        return None
+    written, _ = transformers.PretrainedConfig.get_config_dict(source.place, **source.origin())
+    if "model_type" in written:
+        return None
+    classes = [getattr(transformers, name, None) for name in written.get("architectures") or ()]
+    named = [model_class.config_class.model_type for model_class in classes if model_class is not None]
+    stacks = source.stacks()
+    types = [source.config.get("model_type"), *named, *(kind for stack in stacks for kind in stack.arch.model_types)]
+    found = next((kind for kind in types if kind in transformers.CONFIG_MAPPING), None)
+    return found if all(stack.sizes.n_heads for stack in stacks) else None
+
+
+def _state(source: Source, dtype: torch.dtype) -> dict[str, Tensor]:
+    found = {}
+    for name in source.store.names:
+        tensor = source.store.read(name)
+        found[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+    return found
+
+
+def _forget_quantisation(config: Any) -> None:
+    """The weights are ordinary numbers now, also those of the parts of a composite model."""
+    parts = [config, *(part for part in vars(config).values() if hasattr(part, "model_type"))]
+    for part in parts:
+        if getattr(part, "quantization_config", None) is not None:
+            del part.quantization_config
+
+
+# --- whether every weight that a run depends on came out of the checkpoint ---
+
+Mismatch = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""Name, shape in the file, shape in the model."""
+BEHIND_THE_FEATURES = frozenset(
+    {
+        *("pooler", "head", "head_dist", "fc_norm", "attn_pool", "lm_head", "classifier"),  # read the last features
+        *("logit_scale", "logit_bias", "visual_projection", "text_projection"),  # compare two towers
+        *("mask_token", "masked_spec_embed"),  # stand for masked inputs, in training only
+    }
+)
+"""Parts of a name that mark weights which no measured feature depends on."""
+
+
+def require_complete(
+    target: str, missing: Iterable[str], mismatched: Iterable[Mismatch], unexpected: Iterable[str]
+) -> None:
+    """Raises `IncompleteWeights` where a weight that features depend on is missing or has another shape."""
+    absent = [name for name in missing if _matters(name)]
+    misfits = [item for item in mismatched if _matters(item[0])]
+    if absent or misfits:
+        raise IncompleteWeights(target, sorted(absent), sorted(misfits), sorted(unexpected))
+
+
+def _matters(name: str) -> bool:
+    return not BEHIND_THE_FEATURES & set(name.split("."))
+
+
+def load_completely(model: nn.Module, state: Mapping[str, Tensor], target: str) -> None:
+    """`load_state_dict` that leaves nothing random but what lies behind the features."""
+    wanted = model.state_dict()
+    shared = [name for name in wanted if name in state]
+    mismatched = [
+        (name, tuple(state[name].shape), tuple(wanted[name].shape))
+        for name in shared
+        if state[name].shape != wanted[name].shape
+    ]
+    missing = [name for name in wanted if name not in state]
+    require_complete(target, missing, mismatched, [name for name in state if name not in wanted])
+    misfits = {name for name, _, _ in mismatched}
+    with torch.no_grad():
+        model.load_state_dict({name: state[name] for name in shared if name not in misfits}, strict=False)
+
+
+# --- models larger than memory: weights stay in their files ---
+
+SEQUENCES_AT_ONCE = 64
+"""Sequences per pass of an offloaded model, where fewer were asked for."""
+WEIGHT_FILE = re.compile(r"\.safetensors$|^pytorch_model.*\.bin$")
+SHARE_OF_MEMORY = 0.8
+"""Of the free memory that weights may fill; the rest is for activations and for what is computed from them."""
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether the weights of a model are read block by block."""
+    return any(KEPT in module.__dict__ for module in model.modules())
+
+
+def must_offload(source: Source, dtype: torch.dtype | None) -> bool:
+    """Whether the weights would not fit into the memory that is free now; `dtype` as for `load_offloaded`."""
+    folder, free = Path(source.place or ""), free_memory()
+    if free is None or source.gguf_file or not source.place or not folder.is_dir():
+        return False
+    stored = sum(file.stat().st_size for file in folder.iterdir() if WEIGHT_FILE.search(file.name))
+    wider = dtype.itemsize / 2 if dtype is not None else 1  # most checkpoints of that size have two bytes per number
+    return stored * max(wider, 1) > SHARE_OF_MEMORY * free
+
+
+def free_memory() -> int | None:
+    """Bytes that programs can have without swapping; `None` where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None
+
+
+def load_offloaded(source: Source, dtype: torch.dtype | None, *, trust_remote_code: bool = False) -> nn.Module:
+    """The model without weights in memory, in eval mode; what the files lack is said before anything runs."""
+    import accelerate
+    import transformers
+
+    if source.gguf_file:
+        raise NotSupported("--offload", "for GGUF files", "transformers dequantises them as a whole", "Leave it out.")
+    config = config_of(source, trust_remote_code=trust_remote_code)
+    with accelerate.init_empty_weights(include_buffers=False):
+        kind = dtype or _stored_dtype(source, config)
+        model = transformers.AutoModel.from_config(config, dtype=kind, trust_remote_code=trust_remote_code)
+    model.config.name_or_path = source.place
+    model.eval()
+    names = _names_in_files(model, source)
+    for path, module in model.named_modules():
+        for attribute, parameter in module.named_parameters(recurse=False):
+            name = names[f"{path}.{attribute}" if path else attribute]
+            keep_elsewhere(module, attribute, _reader(source, name, parameter))
+    for unit, members in _units(model):
+        unit.register_forward_pre_hook(partial(_load, members))
+        unit.register_forward_hook(partial(_forget, members), always_call=True)
+    return model
+
+
+def _stored_dtype(source: Source, config: Any) -> torch.dtype:
+    found = getattr(config, "dtype", None)
+    if isinstance(found, torch.dtype):
+        return found
+    name = next((name for name in source.store.names if name.endswith("weight")), None)
+    return source.store.read(name).dtype if name else torch.float32
+
+
+def _names_in_files(model: Any, source: Source) -> Mapping[str, str]:
+    """Name in the model to name in the files, by the renaming that transformers does when it loads.
+
+    Weights behind the features that the files do not hold map to an empty name.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    wanted = model.state_dict()
+    transforms = get_model_conversion_mapping(model)
+    renamings = [item for item in transforms if isinstance(item, WeightRenaming)]
+    converters = [item for item in transforms if isinstance(item, WeightConverter)]
+    found: dict[str, str] = {}
+    for name in source.store.names:
+        renamed, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, wanted)
+        if converted is not None and renamed in wanted:
+            reason = f"transformers joins or cuts {name!r} when it loads it"
+            raise NotSupported("Offloading", f"for {source.target}", reason, "Run it with --no-offload.")
+        found[renamed] = name
+    for name, same in model.all_tied_weights_keys.items():  # stored once, as T5's embeddings are
+        if name not in found and same in found:
+            found[name] = found[same]
+    parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    missing = [name for name in parameters if name not in found]
+    require_complete(source.target, missing, (), [found[name] for name in found if name not in wanted])
+    return found | dict.fromkeys(missing, "")
+
+
+def _reader(source: Source, name: str, like: Tensor) -> Callable[[], Tensor]:
+    shape, dtype = tuple(like.shape), like.dtype
+
+    def read() -> Tensor:
+        if not name:  # behind the features that are measured: the check has let it pass
+            return torch.zeros(shape, dtype=dtype)
+        tensor = source.store.read(name)
+        if tuple(tensor.shape) != shape:
+            require_complete(source.target, (), [(name, tuple(tensor.shape), shape)], ())
+        return tensor.to(dtype).reshape(shape)
+
+    return read
+
+
+def _units(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
+    """What is read at once, with its members: each block of a list as a whole, every other module by itself."""
+    blocks: list[str] = []
+    for path, module in model.named_modules():
+        if any(path.startswith(f"{block}.") for block in blocks):
+            continue
+        parent = path.rpartition(".")[0]
+        if parent and isinstance(model.get_submodule(parent), nn.ModuleList):
+            blocks.append(path)
+            yield module, list(module.modules())
+        elif KEPT in module.__dict__:
+            yield module, [module]
+
+
+def _load(members: Sequence[nn.Module], unit: nn.Module, args: object) -> None:
+    for module in members:
+        for attribute, read in module.__dict__.get(KEPT, {}).items():
+            module._parameters[attribute] = nn.Parameter(read(), requires_grad=False)
+
+
+def _forget(members: Sequence[nn.Module], unit: nn.Module, args: object, output: object) -> None:
+    for module in members:
+        for attribute in module.__dict__.get(KEPT, {}):
+            held = module._parameters[attribute]
+            if held is not None:
+                module._parameters[attribute] = nn.Parameter(torch.empty_like(held, device="meta"), requires_grad=False)
+
+
+# --- live models: loading one that can be run, with no weight left random, and running it ---
 
 
 def load_model(source: Source, verb: str, *, trust_remote_code: bool = False) -> nn.Module:
@@ -84,6 +372,38 @@ def silenced(transformers: Any) -> Iterator[None]:
         transformers.logging.set_verbosity(verbosity)
 
 
+def load_plainly(folder: str) -> tuple[nn.Module, dict[str, list[str]]]:
+    """The model of a folder with the class that its config names, loaded as a user of transformers or timm would."""
+    import transformers
+
+    register_own_models()
+    with silenced(transformers):
+        return plain_load.load(folder)
+
+
+def written_out_config(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config with everything that transformers makes of it, such as the kind of every layer; itself where it cannot."""
+    if "model_type" not in config:
+        return dict(config)
+    import transformers
+
+    register_own_models()
+    try:
+        with silenced(transformers):
+            made = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception:  # a type that only the checkpoint's own code knows: its config is all there is
+        return dict(config)
+    return {**made.to_dict(), **config}
+
+
+def is_our_own_code(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the code that a checkpoint brings along is that of this package, byte for byte, and may be run."""
+    files = {f"{str(place).rpartition('--')[2].split('.')[0]}.py" for place in (config.get("auto_map") or {}).values()}
+    ours = Path(__file__).with_name("crammed_bert.py")
+    code = folder / ours.name
+    return files == {ours.name} and code.is_file() and code.read_bytes() == ours.read_bytes()
+
+
 def register_own_models() -> None:
     """Makes transformers' Auto classes know the model types that this package itself defines."""
     from oversmooth.models.crammed_bert import register
@@ -115,11 +435,36 @@ def _built_by_timm(source: Source, timm: Any) -> nn.Module:
 
 
 def move(model: nn.Module, device: str) -> None:
-    """Puts the model on a device; a name that is none, or a device that is not there, is `DeviceUnavailable`."""
+    """Puts a model that we loaded on a device; a name that is none, or a device that is not there, is `DeviceUnavailable`."""
+    target = _device(device)
     try:
-        model.to(torch.device(device))
+        model.to(target)
     except (RuntimeError, AssertionError) as error:
         raise DeviceUnavailable(device, first_line(error)) from error
+
+
+def require_on(model: nn.Module, device: str) -> None:
+    """Raises unless a model of the user's own is on that device already: it is never moved."""
+    target = _device(device)
+    places = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    elsewhere = [place for place in places if place.type != target.type or target.index not in (None, place.index)]
+    if elsewhere:
+        raise NotSupported(
+            f"device={device!r}",
+            "for a live model on another device",
+            f"it is on {elsewhere[0]}, and a model of your own is not moved",
+            f"Move it yourself first: model.to({device!r}).",
+        )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise DeviceUnavailable(name, first_line(error)) from error
+    if device.type == "meta":
+        raise DeviceUnavailable(name, "tensors there have no numbers")
+    return device
 
 
 @contextmanager
@@ -145,3 +490,77 @@ def call_model(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
     """Calls the model on inputs by name; the name `""` stands for the one positional argument."""
     named = {name: value for name, value in inputs.items() if name}
     return model(inputs[""], **named) if "" in inputs else model(**named)
+
+
+# --- A model with the head that its task needs: language, masked tokens, classes; or none, for embeddings ---
+
+TASKS = {
+    "causal language": ("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
+    "masked language": ("AutoModelForMaskedLM", ("ForMaskedLM",)),
+    "classification": (
+        "AutoModelForImageClassification|AutoModelForSequenceClassification",
+        ("ForImageClassification", "ForSequenceClassification"),
+    ),
+    "similarity": ("", ()),
+}
+"""Each task, the classes of transformers that load a model with its head, and how names of such classes end."""
+
+
+def task_of(source: Source) -> str:
+    """The task that the model has a head for; `similarity` where it has none."""
+    names = (
+        [type(source.module).__name__] if source.module is not None else list(source.config.get("architectures") or ())
+    )
+    for task, (_, endings) in TASKS.items():
+        if any(str(name).endswith(endings) for name in names if endings):
+            return task
+    if source.gguf_file and any(stack.arch.is_causal for stack in source.stacks()):
+        return "causal language"
+    if source.module is None:
+        is_timm = "architecture" in source.config or str(source.place or "").startswith("timm:")
+        has_classes = bool(source.config.get("num_classes")) or is_timm
+        return "classification" if is_timm and has_classes else "similarity"
+    classes = getattr(source.module, "num_classes", 0)
+    return "classification" if isinstance(classes, int) and classes > 0 else "similarity"
+
+
+def head_for(source: Source, task: str | None) -> str:
+    """The task to judge the model by: the one that was asked for, or that of its head; raises where it has no such head."""
+    if task is not None and task not in TASKS:
+        raise UnknownName("task", task, tuple(TASKS))
+    found = task_of(source)
+    if task not in (None, found, "similarity"):
+        has = "no head" if found == "similarity" else f"a head for {found}"
+        raise NotSupported(f"the task {task!r}", f"for {source.target}", f"its checkpoint has {has}")
+    return task or found
+
+
+def has_own_head(source: Source, task: str) -> bool:
+    """Whether transformers loads another module for this task than without one."""
+    is_transformers = "architecture" not in source.config and not str(source.place or "").startswith("timm:")
+    return source.module is None and task != "similarity" and is_transformers and source.place is not None
+
+
+def load_with_head(source: Source, verb: str, *, task: str, trust_remote_code: bool = False) -> nn.Module:
+    """The model of a source with the head of a task, in eval mode."""
+    import transformers
+
+    register_own_models()
+    classes = TASKS[task][0].split("|")
+    names = [str(name) for name in source.config.get("architectures") or ()]
+    wanted = classes[-1] if any(name.endswith("ForSequenceClassification") for name in names) else classes[0]
+    stored: Any = torch.float32 if source.gguf_file else "auto"
+    try:
+        with silenced(transformers):
+            model, loaded = getattr(transformers, wanted).from_pretrained(
+                source.place,
+                dtype=source.dtype or stored,
+                trust_remote_code=trust_remote_code,
+                **source.origin(),
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise NotLive(source.target, verb, first_line(error)) from error
+    require_complete(source.target, loaded["missing_keys"], [], loaded["unexpected_keys"])
+    found: nn.Module = model.eval()
+    return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from oversmooth.errors import MissingDependency, RemoteUnavailable, TargetNotFound, first_line
-from oversmooth.models.opening import local_path
+from oversmooth.models.open import local_path
 from oversmooth.results import Inspection
 
 SERIES = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)@(?P<first>[^/@]+?)\.\.(?P<last>[^/@]+)")
@@ -23,7 +23,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SeriesCheckpoint:
     """One checkpoint of a series."""
 
     number: int
@@ -46,7 +46,7 @@ class StepFlag:
         return f"Step {self.step} jumps back: its weights are closer to those of step {self.other} than to the step before."
 
 
-def steps_of(target: str) -> tuple[Step, ...]:
+def steps_of(target: str) -> tuple[SeriesCheckpoint, ...]:
     """The checkpoints that a target stands for, in order of their numbers; empty where it is one model."""
     if match := SERIES.fullmatch(target):
         return _revisions(target, match["repo"], match["first"], match["last"])
@@ -54,14 +54,14 @@ def steps_of(target: str) -> tuple[Step, ...]:
     if path is None or not path.is_dir() or any((path / name).is_file() for name in WEIGHTS):
         return ()
     found = [
-        Step(int(match["number"]), str(entry))
+        SeriesCheckpoint(int(match["number"]), str(entry))
         for entry in path.iterdir()
         if entry.is_dir() and (match := CHECKPOINT.fullmatch(entry.name))
     ]
     return tuple(sorted(found, key=lambda step: step.number)) if len(found) > 1 else ()
 
 
-def _revisions(target: str, repo: str, first: str, last: str) -> tuple[Step, ...]:
+def _revisions(target: str, repo: str, first: str, last: str) -> tuple[SeriesCheckpoint, ...]:
     ends = [NUMBERED.fullmatch(name) for name in (first, last)]
     if ends[0] is None or ends[1] is None or ends[0].group("before", "after") != ends[1].group("before", "after"):
         raise TargetNotFound(target, ["two revisions whose names differ only in a number, such as step1000..step2000"])
@@ -71,7 +71,7 @@ def _revisions(target: str, repo: str, first: str, last: str) -> tuple[Step, ...
         match = NUMBERED.fullmatch(name)
         is_alike = match is not None and match.group("before", "after") == ends[0].group("before", "after")
         if match and is_alike and low <= int(match["number"]) <= high:
-            found.append(Step(int(match["number"]), f"hf://{repo}@{name}"))
+            found.append(SeriesCheckpoint(int(match["number"]), f"hf://{repo}@{name}"))
     if not found:
         raise TargetNotFound(target, [f"the branches and tags of {repo}, none of which lies between the two"])
     return tuple(sorted(found, key=lambda step: step.number))

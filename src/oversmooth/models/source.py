@@ -1,4 +1,4 @@
-"""An opened model: its config, its tensors by name, its stacks, the live module if it is one.
+"""`Source` and `Stack`: an opened model, with its config, tensors by name and stacks of blocks.
 
 folder, file, URL, hub id, timm name, nn.Module  ->  open_source  ->  Source.stacks()  ->  Stack.weights(i, read)
 """
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oversmooth.environment.versions import versions
 from oversmooth.errors import (
     AdapterMismatch,
     ConfigMismatch,
@@ -22,25 +23,25 @@ from oversmooth.errors import (
     some_of,
 )
 from oversmooth.models.canonical import AttentionWeights, assemble
-from oversmooth.models.config_fields import finite, whole, word
-from oversmooth.models.declaration import Arch
-from oversmooth.models.discovery.discovery import Discovery
-from oversmooth.models.discovery.known import discovered
-from oversmooth.models.discovery.on_disk import discovered_on_disk
+from oversmooth.models.declaration import Arch, Discovery, StackSizes, gain, sizes_of, whole, word
 from oversmooth.models.families import REFUSED, REFUSED_NAMES, UNSAID_NAMES
 from oversmooth.models.identify import (
+    StackNames,
     candidates_by_name,
     declared_for,
     declared_for_gguf,
     gguf_form,
     known_gguf_architectures,
     known_model_types,
+    resolve,
+    without_extra,
 )
-from oversmooth.models.resolve import StackNames, resolve, without_extra
-from oversmooth.models.sizes import Sizes, sizes_of
-from oversmooth.models.stores.module import ModuleStore
+from oversmooth.models.stores.module import ModuleStore, bare_attention, refuse_extra_tokens
 from oversmooth.models.stores.quantised import is_packed_name
-from oversmooth.models.stores.store import TensorStore
+from oversmooth.models.stores.store import ReadLog, TensorStore
+from oversmooth.results import Provenance
+
+# --- an opened model: its config, its tensors by name, its stacks, the live module if it is one ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Stack:
 
     label: str
     arch: Arch
-    sizes: Sizes
+    sizes: StackSizes
     names: StackNames
     branch_gain: float
     passes: tuple[tuple[int, ...], ...]
@@ -100,12 +101,22 @@ class Source:
         names = (word(self.config, key) for key in ("model_type", "gguf_architecture", "class"))
         return next((name for name in names if name), "unknown")
 
-    def stacks(self) -> tuple[Stack, ...]:
-        """The stacks of this model, declared or found by running it; raises what is refused or contradicts itself."""
+    def stacks(self, *, bare: bool = True) -> tuple[Stack, ...]:
+        """The stacks of this model, declared or found by running it; raises what is refused or contradicts itself.
+
+        `bare`: of a module that could not be run, its `nn.MultiheadAttention` modules are read by themselves.
+        """
         if self.archs:
             return _given_stacks(self)
         _refuse(self)
-        if (shown := _discovery(self)) is not None:
+        try:
+            shown = _discovery(self)
+        except NotDiscovered:
+            alone = bare_attention(self.module) if bare and self.module is not None else ()
+            if not alone:
+                raise
+            return _given_stacks(replace(self, archs=alone))
+        if shown is not None:
             return _given_stacks(replace(self, archs=shown.archs))
         found: dict[str, Stack] = {}
         for arch, config, hint in _declarations(self):
@@ -128,14 +139,17 @@ class Source:
         """Parts of the model that are not analysed, each with its reason."""
         if self.archs:
             return ()
-        if (shown := _discovery(self)) is not None:
+        try:
+            shown = _discovery(self)
+        except NotDiscovered as error:
+            where = "everything around nn.MultiheadAttention"
+            return ((where, f"the model was not run: {error.found}"),)
+        if shown is not None:
             return tuple((one.where, one.reason) for one in shown.left_out)
         undeclared = _undeclared(self.model_type, self.config, "")
         return tuple((name, f"no family is declared for model_type {part!r}") for name, part in undeclared)
 
 
-Target = str | Path | nn.Module | Source
-"""What a user can point at; an opened source is one too."""
 Declaration = Arch | Sequence[Arch] | Discovery
 """What a user can say about a model: declarations, or what `discover` found."""
 
@@ -150,6 +164,8 @@ def archs_of(given: Declaration) -> tuple[Arch, ...]:
 
 
 def _refuse(source: Source) -> None:
+    if source.module is not None:
+        refuse_extra_tokens(source.module)
     for model_type in (source.model_type, *_part_types(source.config)):
         if model_type in REFUSED:
             raise RefusedArchitecture(f"{source.target} ({model_type})", REFUSED[model_type])
@@ -178,8 +194,15 @@ def _is_declared(source: Source) -> bool:
 
 def _discovery(source: Source) -> Discovery | None:
     """What running the model, or a skeleton of it, shows; `None` where it is declared or nobody can build it."""
+    if source.module is not None:
+        from oversmooth.models.discovery.watch import discovered, replacement
+
+        if (known := replacement(source.module)) is not None:
+            return known
     if _is_declared(source) or "gguf_architecture" in source.config:
         return None
+    from oversmooth.models.discovery.skeleton import discovered_on_disk
+
     try:
         if source.module is not None and isinstance(source.store, ModuleStore):
             return discovered(source.module, source.config)
@@ -269,9 +292,32 @@ def _undeclared(model_type: str, config: Mapping[str, Any], name: str) -> Iterat
         yield name, model_type
 
 
+def _without_repeats(names: StackNames, store: ModuleStore) -> StackNames:
+    """Blocks under their first names: a list of modules may hold one of them several times."""
+    owners = {id(store.owner(block.output.weight)): block for block in reversed(names.blocks)}
+    if len(owners) == len(names.blocks):
+        return names
+    kept = tuple(block for block in names.blocks if owners[id(store.owner(block.output.weight))] is block)
+    return replace(names, blocks=kept, blocks_in_model=len(kept))
+
+
+def _first_passes(names: StackNames, passes: tuple[tuple[int, ...], ...], target: str) -> StackNames:
+    """Of a file that names shared blocks once per pass, as state dicts do, those of the first pass of each."""
+    in_all = sum(map(len, passes))
+    if len(names.blocks) == len(passes):
+        return names
+    if len(names.blocks) != in_all:
+        raise ConfigMismatch("the number of blocks", f"{len(passes)} in {in_all} passes", len(names.blocks), target)
+    return replace(names, blocks=tuple(names.blocks[first] for first, *_ in passes), blocks_in_model=len(passes))
+
+
 def _stack(source: Source, label: str, arch: Arch, config: Mapping[str, Any], names: StackNames) -> Stack:
     sizes = sizes_of(config, arch)
     names = without_extra(names, sizes.n_layers, whole(config, "num_nextn_predict_layers", smallest=0))
+    if isinstance(source.store, ModuleStore):
+        names = _without_repeats(names, source.store)
+    elif arch.passes:
+        names = _first_passes(names, arch.passes, source.target)
     blocks = len(names.blocks)
     passes: list[tuple[int, ...]] = [(block.index,) for block in names.blocks]
     if arch.passes:
@@ -281,14 +327,42 @@ def _stack(source: Source, label: str, arch: Arch, config: Mapping[str, Any], na
         passes = [tuple(p for p in range(depth) if p * blocks // depth == block) for block in range(blocks)]
     elif source.module is None and sizes.n_layers not in (None, names.blocks_in_model):
         raise ConfigMismatch("the number of layers", sizes.n_layers, names.blocks_in_model, source.target)
-    gain = finite(config, arch.residual_gain, 1.0) if arch.residual_gain else arch.branch_gain
+    branch_gain = gain(config, arch.residual_gain) if arch.residual_gain else arch.branch_gain
     more_prefix = whole(config, arch.prefix_tokens_key, smallest=0) if arch.prefix_tokens_key else 0
     return Stack(
         label=label,
         arch=arch,
         sizes=sizes,
         names=names,
-        branch_gain=gain,
+        branch_gain=branch_gain,
         passes=tuple(passes),
         prefix_tokens=arch.prefix_tokens + (more_prefix or 0),
     )
+
+
+# --- where a result comes from, collected while it is made ---
+
+
+def provenance_of(
+    source: Source, stacks: Sequence[Stack], log: ReadLog, *, compute_dtype: str, seed: int | None = None
+) -> Provenance:
+    return Provenance(
+        target=source.target,
+        source=source.kind,
+        model_type=source.model_type,
+        families=tuple(stack.arch.name for stack in stacks),
+        files=source.store.files(),
+        weights_sha256=log.sha256,
+        bytes_read=log.bytes_read,
+        weight_dtypes=tuple(sorted(log.dtypes)),
+        compute_dtype=compute_dtype,
+        versions=versions(),
+        seed=seed,
+        hybrids=tuple(_share(stack) for stack in stacks if len(stack.names.blocks) != stack.names.blocks_in_model),
+        discovery_error=max((stack.arch.proof for stack in stacks if stack.arch.proof is not None), default=None),
+    )
+
+
+def _share(stack: Stack) -> str:
+    name = f"{stack.label}: " if stack.label else ""
+    return f"{name}{len(stack.names.blocks)} of {stack.names.blocks_in_model} blocks"

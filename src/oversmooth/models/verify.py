@@ -1,4 +1,4 @@
-"""`verify`: the equal-token identity, which a wrong layout, transposition, head order or bias cannot pass.
+"""`verify`: checks a declaration against the live model; `discover`: finds one.
 
 Rows of softmax attention sum to one. When the value projection sees the same vector x at every position, attention
 returns exactly `W_O W_V x` plus biases, whatever the mask, the positions, the queries and the keys. One forward pass
@@ -7,28 +7,36 @@ checks the canonical weights of every block against the model itself (`discovery
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from oversmooth.errors import AdapterMismatch, NotLive
-from oversmooth.models.discovery.known import known_inputs
-from oversmooth.models.discovery.proof import Layered, equal_tokens, prepared
-from oversmooth.models.examples import examples
+from oversmooth.errors import RUN_ERRORS, NotDiscovered, NotLive, RefusedArchitecture, first_line
+from oversmooth.models.declaration import Discovery
+from oversmooth.models.discovery.proof import EqualTokenCheck, Layered, equal_tokens, prepared
+from oversmooth.models.discovery.skeleton import discovered_on_disk
+from oversmooth.models.discovery.watch import discovered, known_inputs, placed, rediscovered
+from oversmooth.models.families import REFUSED
 from oversmooth.models.hooks.attention_maps import awaited
-from oversmooth.models.live import call_model, load_model, quiet_eval
-from oversmooth.models.offload import is_offloaded
-from oversmooth.models.opening import open_source
-from oversmooth.models.provenance import provenance_of
-from oversmooth.models.source import Declaration, Stack, Target
+from oversmooth.models.hooks.chain import chain_of
+from oversmooth.models.hooks.taps import observed
+from oversmooth.models.inputs import examples
+from oversmooth.models.live import call_model, is_offloaded, quiet_eval
+from oversmooth.models.open import LiveModel, LoadKeywords, OpenedModel, Target, open_model
+from oversmooth.models.source import Stack, provenance_of
 from oversmooth.models.stores.adapters import acting_merged
-from oversmooth.models.stores.elsewhere import device_of
-from oversmooth.models.stores.module import ModuleStore
+from oversmooth.models.stores.module import ModuleStore, describe
 from oversmooth.models.stores.store import ReadLog
-from oversmooth.results import LayerCheck, Verification
+from oversmooth.results import LayerCheck, StreamCheck, Verification
+
+# --- `verify`: the equal-token identity, which a wrong layout, transposition ---
 
 TOLERANCE = 1e-4
 """Largest relative deviation that float32 models show; a wrong layout is off by about 1."""
+GIVEN = "{name: tensor}"
+"""How inputs are given; the name of a tensor by position is empty."""
 TOLERANCES = {torch.bfloat16: 0.05, torch.float16: 0.01}
 """What rounding alone explains in models that run in half precision."""
 
@@ -37,42 +45,42 @@ def verify(
     target: Target,
     *,
     inputs: Mapping[str, Tensor] | None = None,
-    base: str | None = None,
-    model_type: str | None = None,
-    arch: Declaration | None = None,
     tolerance: float | None = None,
     seed: int = 0,
-    trust_remote_code: bool = False,
+    **load: Unpack[LoadKeywords],
 ) -> Verification:
-    """Checks the declaration of a family against a live model by the equal-token identity; `passed` says whether it fits.
+    """Checks how a live model is read: its weights by the equal-token identity, its stream by the chain identity.
 
     Every value projection is fed one vector at all positions, so attention must return `W_O (W_V x + b_V) + b_O`, whatever
-    its mask, queries and keys; with the factors that gates, sinks and norms on heads show in that pass. `inputs` are those
-    of one forward pass, made up where they are not given. A declaration that does not fit is a result here, not an error.
+    its mask, queries and keys; with the factors that gates, sinks and norms on heads show in that pass. In the same pass,
+    what every block gives must be what the next one reads (`result.stream`). `inputs` are those of one forward pass, made
+    up where they are not given. A declaration that does not fit is a result here, not an error: `passed` says so.
     """
-    source = open_source(target, model_type=model_type, arch=arch, base=base)
+    model = open_model(target, **load)
+    with model.alone:
+        return _verified(model, inputs, tolerance, seed)
+
+
+def _verified(
+    opened: OpenedModel, inputs: Mapping[str, Tensor] | None, tolerance: float | None, seed: int
+) -> Verification:
+    source = opened.source
     for stack in source.stacks() if source.module is None else ():
         stack.weights(0, source.store.read)  # what is refused or contradicts itself is said before anything is loaded
-    model = load_model(source, "verify", trust_remote_code=trust_remote_code)
-    if is_offloaded(model):
-        raise NotLive(source.target, "verify", "its weights are read block by block; give --no-offload")
-    live = open_source(model, model_type=model_type, arch=arch)
-    assert isinstance(live.store, ModuleStore)
-    generator = torch.Generator().manual_seed(seed)
-    stacks, log = live.stacks(), ReadLog(live.store)
+    live = _live(opened, inputs)
+    model, stacks, log = live.model, live.stacks, ReadLog(live.store)
     if inputs is None:
         inputs = known_inputs(model) or next(examples(model, live.config, seed))
-    device = device_of(model)
-    batch = {name: value.to(device) for name, value in inputs.items()}
+    batch = placed(model, inputs)
     under_test = list(_layers(stacks, log))
-    with (
-        quiet_eval(model),
-        acting_merged(model),
-        live.store.in_use() as tensors,
-        prepared(under_test, live.store, generator) as checks,
-        equal_tokens(tensors, checks),
-    ):
-        call_model(model, batch)
+    try:
+        checks, stream = _run(model, live.store, stacks, under_test, batch, torch.Generator().manual_seed(seed))
+    except RUN_ERRORS as error:
+        raise _does_not_run(source.target, batch, error) from error
+    if stream.broken and not source.archs and not any(stack.arch.proof is not None for stack in stacks):
+        with suppress(NotDiscovered, RefusedArchitecture):
+            rediscovered(model, batch)  # the declaration reads another stream than the model's own
+            return _verified(opened, inputs, tolerance, seed)
     layers = tuple(
         LayerCheck(stack=one.layer[0], layer=block.index, error=check.error, tokens=check.tokens)
         for (block, one, _), check in zip(under_test, checks, strict=True)
@@ -87,18 +95,53 @@ def verify(
         provenance=provenance_of(source, stacks, log, compute_dtype="float64", seed=seed),
         tolerance=TOLERANCES.get(next(model.parameters()).dtype, TOLERANCE) if tolerance is None else tolerance,
         layers=layers,
+        stream=stream,
     )
 
 
-def require_fit(verification: Verification) -> None:
-    """Raises `AdapterMismatch` when the equal-token identity fails anywhere."""
-    if not verification.passed:
-        worst = max(verification.layers, key=lambda layer: layer.error)
-        raise AdapterMismatch(
-            ", ".join(verification.provenance.families),
-            f"the equal-token identity to {verification.tolerance:g}",
-            f"a deviation of {worst.error:.3g} in layer {worst.layer}",
-        )
+def _live(opened: OpenedModel, inputs: Mapping[str, Tensor] | None) -> LiveModel:
+    """The model in memory; one whose inputs nobody can make up is watched on those that were given."""
+    model = opened.module(verb="verify")
+    if is_offloaded(model):
+        reason = "its weights are read block by block; give --no-offload"
+        raise NotLive(opened.source.target, "verify", reason)
+    try:
+        return opened.live(verb="verify")
+    except NotDiscovered:
+        if inputs is None:
+            raise
+    discovered(model, describe(model), inputs=inputs)
+    return opened.live(verb="verify")
+
+
+def _does_not_run(target: str, batch: Mapping[str, Tensor], error: Exception) -> NotLive:
+    shapes = ", ".join(f"{name or 'input'} {tuple(value.shape)}" for name, value in batch.items())
+    reason = f"it does not run on {shapes}: {first_line(error) or type(error).__name__}"
+    return NotLive(target, "verify", reason, f"Give inputs that it accepts: osm.verify(model, inputs={GIVEN}).")
+
+
+def _run(
+    model: nn.Module,
+    store: ModuleStore,
+    stacks: Sequence[Stack],
+    under_test: Sequence[Layered],
+    batch: Mapping[str, Tensor],
+    generator: torch.Generator,
+) -> tuple[list[EqualTokenCheck], StreamCheck]:
+    """One pass in which both identities are checked: equal tokens for the weights, the chain for the stream."""
+    chain = chain_of(model, stacks)
+    with (
+        quiet_eval(model),
+        acting_merged(model),
+        store.in_use() as tensors,
+        prepared(under_test, store, generator) as checks,
+        observed(stacks, store, lambda place, h: None, lambda name, stack: False) as restart,
+        equal_tokens(tensors, checks),
+        chain.watching(),
+    ):
+        restart(chain)
+        chain.returned(call_model(model, batch))
+    return checks, chain.found()
 
 
 def _layers(stacks: Sequence[Stack], log: ReadLog) -> Iterator[Layered]:
@@ -106,3 +149,37 @@ def _layers(stacks: Sequence[Stack], log: ReadLog) -> Iterator[Layered]:
         for position, block in enumerate(stack.names.blocks):
             one = awaited(stack.label, position, block, stack.heads(position), stack.arch)
             yield block, one, stack.weights(position, log.read)
+
+
+# --- `discover`: the value path of any model that runs, as a declaration to keep, edit and pass on ---
+
+
+def discover(model: Target, inputs: Tensor | Mapping[str, Tensor] | None = None) -> Discovery:
+    """Finds the value path of every attention in a model by running it, and proves it by running it again.
+
+    `inputs` are one tensor, or tensors by the names of `forward`; made up from the config or the first layer where they
+    are not given. What was found stays with the module, so that `inspect`, `measure` and the others use it; `archs` can be
+    kept, edited and given to them as `arch=`. Of a checkpoint, a small model with the widths of its config is run. Raises
+    `RefusedArchitecture` with the module that stands in the way where the theory covers none of the attention, and
+    `NotDiscovered` where nothing was proved.
+
+    >>> import torch, oversmooth as osm
+    >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
+    >>> found = osm.discover(torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False))
+    >>> found.archs[0].paths.qkv, found.archs[0].residual
+    ('self_attn.in_proj_*', 'post')
+    """
+    if isinstance(model, OpenedModel) and model.source.module is not None:
+        model = model.source.module
+    if isinstance(model, nn.Module):
+        given = {"": inputs} if isinstance(inputs, Tensor) else inputs
+        return discovered(model, describe(model), inputs=given)
+    source = open_model(model).source
+    config = source.config
+    if (model_type := str(config.get("model_type"))) in REFUSED:
+        raise RefusedArchitecture(f"{source.target} ({model_type})", REFUSED[model_type])
+    found = discovered_on_disk(config)
+    if found is None:
+        words = "its config names no model that transformers or timm can build"
+        raise NotDiscovered(source.target, words, "Build the model yourself and give it to osm.discover.")
+    return found

@@ -1,14 +1,17 @@
-"""Every table of an analysis as CSV and Parquet, each row with the model and what its numbers rest on."""
+"""Rows as CSV and Parquet files, gates as JUnit XML and annotations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from xml.etree import ElementTree
 
+from oversmooth.environment.files import make_folder, write_whole
 from oversmooth.errors import MissingDependency
-from oversmooth.output.terminal.tables import write_csv
-from oversmooth.output.whole_files import make_folder, write_whole
-from oversmooth.results import Analysis, Attribution, DataFacts, Measurement, Provenance, Row
+from oversmooth.output.tables import write_csv
+from oversmooth.results import Analysis, Attribution, DataFacts, GateResult, Measurement, Provenance, Row
 from oversmooth.results.base import fields_of
+
+# --- every table of an analysis as CSV and Parquet, each row with the model and what its numbers rest on ---
 
 
 def write_tables(analyses: Sequence[Analysis], folder: Path, models: Sequence[str] = ()) -> list[Path]:
@@ -167,3 +170,32 @@ def _complete(rows: Sequence[Row]) -> list[Row]:
     """The same columns in every row, in the order in which they first appear."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in names} for row in rows]
+
+
+# --- the answer of the gate for machines: JUnit XML, and annotations of GitHub ---
+
+
+def write_junit(result: GateResult, path: Path) -> None:
+    """One test case per rule; a rule that is broken at several layers is one failure that names them all."""
+    names = [*dict(result.rules), *dict.fromkeys(b.rule for b in result.breaches if b.rule not in dict(result.rules))]
+    suite = ElementTree.Element("testsuite", name=f"oversmooth gate {result.target}", tests=str(len(names)))
+    failed = 0
+    for name in names:
+        case = ElementTree.SubElement(suite, "testcase", classname="oversmooth.gate", name=name)
+        words = [breach.words for breach in result.breaches if breach.rule == name]
+        if words:
+            failed += 1
+            failure = ElementTree.SubElement(case, "failure", message=words[0])
+            failure.text = "\n".join(words)
+    suite.set("failures", str(failed))
+    content = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    write_whole(path, lambda partial: partial.write_bytes(content))
+
+
+def annotations(result: GateResult) -> list[str]:
+    """Lines that GitHub shows beside a pull request."""
+    return [f"::error title=oversmooth gate {_escaped(b.rule)}::{_escaped(b.words)}" for b in result.breaches]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

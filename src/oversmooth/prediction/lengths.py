@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from oversmooth.data.batches import Batch, prepare
-from oversmooth.data.reading import Reading, ReadingOptions
+from oversmooth.data.load import LoadedData, RunKeywords, opened
 from oversmooth.errors import BadValue, NotSupported, WrongBatch
-from oversmooth.measurement.measurement import measure
+from oversmooth.measurement.measure import measure
 from oversmooth.measurement.metrics import DEFAULT_METRICS, Choice
-from oversmooth.measurement.passes import LiveModel, open_live
+from oversmooth.measurement.passes import open_live
 from oversmooth.models.inputs import TEXT
-from oversmooth.models.opening import open_source
-from oversmooth.models.source import Target
-from oversmooth.prediction.prediction import predict
-from oversmooth.results import Measurement, Prediction, Progress, no_progress
-from oversmooth.results.lengths import LengthChange, LengthCurves, LengthPrediction, LengthValue
+from oversmooth.models.open import LiveModel, Target
+from oversmooth.prediction.predict import predict
+from oversmooth.results import Measurement, Prediction, Progress, guarded, no_progress
+from oversmooth.results.measurement import LengthChange, LengthCurves, LengthPrediction, LengthValue
 
 LENGTHS = (16, 32, 64, 128)
 SOLVED = 2
@@ -34,13 +33,8 @@ def measure_lengths(
     predicts: bool = False,
     metrics: Choice | Iterable[Choice] = DEFAULT_METRICS,
     solve: int = SOLVED,
-    base: str | None = None,
-    dtype: str | None = None,
-    offload: bool | None = None,
-    device: str | None = None,
-    trust_remote_code: bool = False,
     progress: Progress = no_progress,
-    **reading: Unpack[ReadingOptions],
+    **options: Unpack[RunKeywords],
 ) -> LengthCurves:
     """`measure`, and with `predicts` also `predict`, on the beginnings of the same texts, at several lengths in tokens.
 
@@ -48,19 +42,18 @@ def measure_lengths(
     comes behind a length is cut off, a closing special token included. `max_samples` counts those that are used.
     """
     chosen = _checked(lengths)
-    asked = Reading(**reading)
+    model, asked = opened(target, options, data)
     how = replace(asked, max_tokens=chosen[-1], max_samples=None)
-    source = open_source(target, base=base, dtype=dtype, offload=offload)
-    live = open_live(source, data, "measure", reading=how, device=device, trust_remote_code=trust_remote_code)
-    texts = _Texts.of(live, chosen[-1], asked.max_samples)
-    loaded = replace(source, module=live.model)
-    measured, predicted = [], []
-    for number, length in enumerate(chosen, 1):
-        measured.append(measure(loaded, texts.cut(length, how.batch_size), metrics=metrics))
-        if predicts:
-            predicted.append(predict(loaded, texts.cut(length, how.batch_size), solve=solve, heads=False))
-        progress(number, len(chosen))
-    return _curves(live, chosen, texts, measured, predicted)
+    with model.alone:
+        live, loaded = open_live(model, data, "measure", how)
+        texts = _Texts.of(live, loaded, chosen[-1], asked.max_samples)
+        measured, predicted = [], []
+        for number, length in enumerate(chosen, 1):
+            measured.append(measure(model, texts.cut(length, how.batch_size), metrics=metrics))
+            if predicts:
+                predicted.append(predict(model, texts.cut(length, how.batch_size), solve=solve, heads=False))
+            guarded(progress)(number, len(chosen))
+        return _curves(loaded, chosen, texts, measured, predicted)
 
 
 def _checked(lengths: Sequence[int]) -> tuple[int, ...]:
@@ -80,13 +73,13 @@ class _Texts:
     left_out: int
 
     @classmethod
-    def of(cls, live: LiveModel, length: int, limit: int | None) -> "_Texts":
+    def of(cls, live: LiveModel, data: LoadedData, length: int, limit: int | None) -> "_Texts":
         rows: list[Mapping[str, Tensor]] = []
         longest, left_out = 0, 0
-        for part in live.data.parts:
+        for part in data.parts:
             if part.texts is not None:
                 part.texts.only_beginnings = True
-        for batch in live.data.batches:
+        for batch in data.batches:
             for row in _rows(prepare(live.model, live.config, batch)):
                 tokens = int(row["attention_mask"].sum()) if "attention_mask" in row else len(row[TEXT])
                 longest = max(longest, tokens)
@@ -120,14 +113,14 @@ def _rows(inputs: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
 
 
 def _curves(
-    live: LiveModel,
+    loaded: LoadedData,
     lengths: Sequence[int],
     texts: _Texts,
     measured: Sequence[Measurement],
     predicted: Sequence[Prediction],
 ) -> LengthCurves:
     last = measured[-1]
-    data = live.data.facts(
+    data = loaded.facts(
         sha256=last.data.sha256, sequences=last.data.sequences, tokens=last.data.tokens, skipped=last.data.skipped
     )
     found = LengthCurves(

@@ -1,18 +1,16 @@
-"""From what the theory said about each sequence to one `LayerPrediction`: means, standard errors, counts."""
+"""Summarises samples of sequences as one `LayerPrediction`; what the weights alone guarantee."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from oversmooth.measurement.evidence import direction, interval
-from oversmooth.prediction.guarantee import EQUAL_SCALES
-from oversmooth.prediction.theory.asymptotics import Asymptotics
-from oversmooth.prediction.theory.heads import certificate
-from oversmooth.prediction.theory.ladder import RUNGS, carrying_step, explaining_rung
-from oversmooth.prediction.theory.layer import AttentionLayer
-from oversmooth.prediction.theory.sample import Changed, ChangedSample, LayerSample
+from oversmooth.measurement.statistics import direction, interval
+from oversmooth.prediction.asymptotics import Asymptotics, certificate, channel_eigenvalues
+from oversmooth.prediction.ladder import RUNGS, LayerSample, WhatIfLayer, WhatIfSample, carrying_step, explaining_rung
+from oversmooth.prediction.operator import AttentionLayer
 from oversmooth.results import Missing
-from oversmooth.results.layer_prediction import (
+from oversmooth.results.prediction import (
     Asymptotic,
     HeadPrediction,
     LayerPrediction,
@@ -20,6 +18,46 @@ from oversmooth.results.layer_prediction import (
     SimulatedStep,
     WhatIfPrediction,
 )
+
+# --- what the weights of a layer decide for any attention, and where the assumptions of the theorem end ---
+
+EQUAL_SCALES = 1e-6
+"""Relative spread of the tokens' scales up to which they are one number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarantee:
+    """What the weights decide for any attention."""
+
+    regime: str
+    """smoothing or sharpening."""
+    scale_spread: float | None
+    """Relative spread of the tokens' scales, at which it was computed; `None` where none act or all are equal, so that
+    every assumption of the theorem holds."""
+
+
+def guarantee(layer: AttentionLayer, samples: Sequence[LayerSample]) -> Guarantee | None:
+    """What one sign of all eigenvalues guarantees for any attention; `None` where that is not enough.
+
+    In a pre-norm layer each channel evolves by `I + l A D^-1`, D the tokens' scales. With unequal ones the positive
+    matrix `A D^-1` still has one dominating direction (Perron and Frobenius), in which tokens are parallel: `l > 0`
+    smooths, `l` in [-min s, 0) sharpens. Causal attention is not positive, and a norm on the branch rescales what is
+    written: there nothing is claimed unless scales are equal. Gains of the token that is written, and latent values, are
+    outside the theorem.
+    """
+    if layer.weights.beyond_plain is not None:
+        return None
+    spread = max((sample.scale_spread or 0.0 for sample in samples), default=0.0)
+    smallest = min((sample.smallest_scale for sample in samples if sample.smallest_scale is not None), default=1.0)
+    is_equal = spread <= EQUAL_SCALES
+    if not is_equal and (layer.norm_on_branch is not None or any(sample.is_causal for sample in samples)):
+        return None
+    values = channel_eigenvalues(layer.branch, smallest)
+    found = None if values is None else certificate(values, 0.0)
+    return None if found is None else Guarantee(regime=found.regime, scale_spread=None if is_equal else spread)
+
+
+# --- from what the theory said about each sequence to one `LayerPrediction`: means, standard errors ---
 
 NO_LOGARITHM = "a mean over tokens, or what differs between them, is zero"
 NOT_ASKED = "an eigenvalue problem of its own, solved only where the what-if is asked for by name"
@@ -51,7 +89,7 @@ def summarise(
     place: tuple[str, int, int],
     layer: AttentionLayer,
     samples: Sequence[LayerSample],
-    changes: Sequence[Changed],
+    changes: Sequence[WhatIfLayer],
 ) -> LayerPrediction:
     """One pass through one layer; `place` is its stack, the index of its block and its depth."""
     solved = [sample for sample in samples if sample.acting is not None]
@@ -249,7 +287,7 @@ def _complex_mean(values: Sequence[complex]) -> tuple[float, float]:
     return _mean(value.real for value in values), _mean(abs(value.imag) for value in values)
 
 
-def _what_ifs(changes: Sequence[Changed], samples: Sequence[LayerSample]) -> tuple[WhatIfPrediction, ...]:
+def _what_ifs(changes: Sequence[WhatIfLayer], samples: Sequence[LayerSample]) -> tuple[WhatIfPrediction, ...]:
     found, position = [], 0
     for changed in changes:
         if changed.layer is None:
@@ -260,7 +298,7 @@ def _what_ifs(changes: Sequence[Changed], samples: Sequence[LayerSample]) -> tup
     return tuple(found)
 
 
-def _what_if(name: str, samples: Sequence[ChangedSample]) -> WhatIfPrediction:
+def _what_if(name: str, samples: Sequence[WhatIfSample]) -> WhatIfPrediction:
     solved = [sample.solved for sample in samples if sample.solved is not None]
     if not solved:
         fields = ("rho_dc", "rho_ac", "regime")

@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from oversmooth.output.numbers import signed
-from oversmooth.prediction.guarantee import EQUAL_SCALES, Guarantee
-from oversmooth.prediction.theory.agreement import rank_correlation, sign_agreement
-from oversmooth.prediction.theory.ladder import RUNGS, STEPS
+from oversmooth.measurement.statistics import rank_correlation, sign_agreement
+from oversmooth.prediction.ladder import RUNGS, STEPS
+from oversmooth.prediction.summary import EQUAL_SCALES, Guarantee
 from oversmooth.results import Missing
-from oversmooth.results.layer_prediction import Asymptotic, LayerPrediction, Statement
-from oversmooth.results.prediction import Agreement, DepthPrediction
+from oversmooth.results.base import signed
+from oversmooth.results.prediction import Agreement, Asymptotic, DepthPrediction, LayerPrediction, Statement
 
 PROVED, COMPUTED, OBSERVED = "proved", "computed", "observed"
 AT_ATTENTION = "computed at measured attention"

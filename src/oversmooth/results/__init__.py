@@ -4,7 +4,7 @@ Conventions, everywhere: a complex number is a pair `(real, imaginary)`; a numbe
 `Missing` entry beside it says why; nothing is ever NaN. Every top-level result carries a `Provenance`.
 """
 
-from oversmooth.results.analysis import Analysis
+from oversmooth.results.answer import Analysis
 from oversmooth.results.base import (
     SCHEMA_VERSION,
     Complex,
@@ -15,37 +15,66 @@ from oversmooth.results.base import (
     Row,
     SavedResult,
     fields_of,
+    guarded,
     no_progress,
 )
-from oversmooth.results.control import Applied, Control, HeadMove, LayerControl
-from oversmooth.results.finetuning import EndOfDepth, FinetuneResult, TaskResult
-from oversmooth.results.gate import Breach, GateResult
-from oversmooth.results.inspection import HeadSpectrum, Inspection, LayerInspection, NormFacts, Spectrum, StackFacts
-from oversmooth.results.layer_prediction import (
-    Asymptotic,
-    HeadPrediction,
-    LayerPrediction,
-    Rung,
-    SimulatedStep,
-    Statement,
-    WhatIfPrediction,
+from oversmooth.results.changes import (
+    Ablation,
+    Applied,
+    Control,
+    EditCurve,
+    EditPoint,
+    HeadMove,
+    LayerControl,
+    Loss,
+    Predictor,
+    Pruning,
+    Removal,
+    TaskLoss,
 )
-from oversmooth.results.lengths import LengthChange, LengthCurves, LengthPrediction, LengthValue
+from oversmooth.results.inspection import (
+    HeadSpectrum,
+    Inspection,
+    LayerCheck,
+    LayerInspection,
+    NormFacts,
+    ReadBack,
+    Spectrum,
+    StackFacts,
+    StreamCheck,
+    Verification,
+)
 from oversmooth.results.measurement import (
     Attribution,
+    Breach,
     DataFacts,
     DominatingToken,
+    GateResult,
     HeadAttention,
     KindChange,
+    LengthChange,
+    LengthCurves,
+    LengthPrediction,
+    LengthValue,
     Measurement,
     Part,
     PlaceValue,
     SpanDistances,
     TextFacts,
 )
-from oversmooth.results.prediction import Agreement, DepthPrediction, Prediction
-from oversmooth.results.verification import LayerCheck, Verification
-from oversmooth.results.worth import Ablation, EditCurve, EditPoint, Loss, Predictor, Pruning, Removal, TaskLoss
+from oversmooth.results.prediction import (
+    Agreement,
+    Asymptotic,
+    DepthPrediction,
+    HeadPrediction,
+    LayerPrediction,
+    Prediction,
+    Rung,
+    SimulatedStep,
+    Statement,
+    WhatIfPrediction,
+)
+from oversmooth.results.runs import EndOfDepth, FinetuneResult, TaskResult
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -92,6 +121,7 @@ __all__ = [
     "Progress",
     "Provenance",
     "Pruning",
+    "ReadBack",
     "Removal",
     "Row",
     "Rung",
@@ -101,11 +131,13 @@ __all__ = [
     "Spectrum",
     "StackFacts",
     "Statement",
+    "StreamCheck",
     "TaskLoss",
     "TaskResult",
     "TextFacts",
     "Verification",
     "WhatIfPrediction",
     "fields_of",
+    "guarded",
     "no_progress",
 ]

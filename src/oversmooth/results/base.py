@@ -1,17 +1,21 @@
-"""What all results share: provenance, missing values, the JSON round trip and small tables."""
+"""`Provenance`, `Missing`, `SavedResult` (saving, loading, rows) and number formats."""
 
 import dataclasses
 import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from oversmooth.errors import BrokenFile, MissingDependency
-from oversmooth.results.json_text import json_kind
+from oversmooth.environment.files import json_kind
+from oversmooth.errors import BrokenFile, MissingDependency, is_ours, user_code
 
 if TYPE_CHECKING:
     import pandas
+
+
+# --- what all results share: provenance, missing values, the JSON round trip and small tables ---
 
 SCHEMA_VERSION = 1
 """Raised by one whenever a field changes meaning or disappears; readers refuse anything newer."""
@@ -22,6 +26,18 @@ Progress = Callable[[int, int], None]
 
 def no_progress(done: int, total: int) -> None:
     """Says nothing."""
+
+
+def guarded(progress: Progress) -> Progress:
+    """The callback; what one of the user's own raises becomes an error that names it."""
+    if is_ours(progress):
+        return progress
+
+    def tell(done: int, total: int) -> None:
+        with user_code("The progress callback", progress):
+            progress(done, total)
+
+    return tell
 
 
 Complex = tuple[float, float]
@@ -137,7 +153,6 @@ class SavedResult:
         raise AssertionError("each result says what it is about")
 
     def _repr_html_(self) -> str:
-        from oversmooth.output.notebook import html_table
 
         return html_table(self._title(), self.rows())
 
@@ -164,3 +179,37 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise AssertionError(f"a result holds {value}, which should have been a None with a reason")
     return value
+
+
+# --- how numbers are written, in every table, page and sentence ---
+
+NOTHING = 1e-12
+"""Below this a number is what rounding left of zero: nothing here lives on such a scale."""
+
+
+def format_cell(value: object) -> str:
+    """A number with four significant digits, anything else as it is, nothing for a missing value."""
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
+    return "0" if abs(value) < NOTHING else f"{value:.4g}"
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """A change with its sign; without one where it rounds to zero, which has none."""
+    text = f"{value:+.{digits}f}"
+    return text if float(text) else text[1:]
+
+
+# --- results as small tables, where a notebook shows them ---
+
+
+def html_table(title: str, rows: list[Row]) -> str:
+    """A small HTML table for notebooks; every cell is escaped."""
+    if not rows:
+        return f"<p>{escape(title)}: no rows</p>"
+    shown = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)]
+    head = "".join(f"<th>{escape(name)}</th>" for name in shown)
+    body = "".join("<tr>" + "".join(f"<td>{escape(format_cell(row[n]))}</td>" for n in shown) + "</tr>" for row in rows)
+    return f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,9 +1,11 @@
-"""What the weights say."""
+"""Results of reading weights: `Inspection`, `Spectrum`, `Verification`, `SurveyCounts`."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from oversmooth.results.base import Complex, Missing, Provenance, Row, SavedResult, fields_of
+
+# --- what the weights say ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,3 +174,144 @@ def _inspection_row(layer: LayerInspection) -> Row:
         "norm_largest": max((n.largest for n in attn), default=None),
         "unreadable": layer.unreadable,
     }
+
+
+# --- whether a declaration fits a model ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCheck:
+    """How well one layer of a live model fits its declaration."""
+
+    stack: str
+    layer: int
+    error: float
+    """Largest deviation from the equal-token identity, relative to the largest output."""
+    tokens: int
+    """Tokens in the sequence that was run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamCheck:
+    """The chain identity on one batch: whether the features that are measured are the model's residual stream."""
+
+    links: int
+    """Places that were compared with the place before them: what a block gives is what the next one reads."""
+    sums: int
+    """Sub-blocks whose change of the stream was compared with what their modules gave."""
+    between: tuple[str, ...] = ()
+    """Inputs of blocks that something else than the block before makes, each with the modules that do it."""
+    broken: tuple[tuple[str, str], ...] = ()
+    """Pairs of places that should agree and do not, and that nothing explains."""
+    unmatched: tuple[str, ...] = ()
+    """Sub-blocks that do more than add what one of their modules gives."""
+    ends: tuple[str, ...] = ()
+    """What reads the stream behind the last block of each stack; empty where nothing was seen to read it as it is."""
+    outside: tuple[str, ...] = ()
+    """Modules with parameters that run between the first block and the last and are in no part."""
+    outside_share: float = 0.0
+    """Their share of all parameters that run there."""
+    partial: str = ""
+    """What the reading leaves out: parts of the stream, or a tenth or more of those parameters; empty where it is whole."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every block reads what the one before it gives."""
+        return not self.broken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBack:
+    """A checkpoint that was loaded by the plain library, in another process, before it was handed over."""
+
+    inputs: int
+    """On how many inputs its outputs were compared with those of the changed model."""
+    largest_difference: float | None = None
+    """Of an output in float32, relative to the largest number in it; `None` where nothing was compared."""
+    loss: float | None = None
+    """What the plain library found on the same data; `None` where no loss is stated."""
+    block_by_block: bool = False
+    """Whether its weights do not fit into memory, and were read while it ran."""
+    not_checked: str = ""
+    """What could not be compared, and why; empty where everything was."""
+
+    @property
+    def words(self) -> str:
+        """One line about it."""
+        said = []
+        if self.largest_difference is not None:
+            said.append(f"outputs on {self.inputs} inputs agree to {self.largest_difference:.0e}")
+        if self.loss is not None:
+            said.append(f"loss {self.loss:.4f}")
+        if self.block_by_block:
+            said.append("read block by block")
+        checked = f"Read back by the plain library: {', '.join(said)}." if said else ""
+        return f"{checked} Not checked: {self.not_checked}.".strip() if self.not_checked else checked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Verification(SavedResult):
+    """The equal-token identity, checked on a live model: does the declaration fit this very model?"""
+
+    kind: ClassVar[str] = "verification"
+    provenance: Provenance
+    tolerance: float
+    layers: tuple[LayerCheck, ...]
+    stream: StreamCheck | None = None
+    """The chain identity; `None` in results of older versions."""
+
+    @property
+    def largest_error(self) -> float:
+        """Of all layers."""
+        return max(layer.error for layer in self.layers)
+
+    @property
+    def passed(self) -> bool:
+        """Whether every layer deviates by at most `tolerance`, and every block reads what the one before it gives."""
+        return self.largest_error <= self.tolerance and (self.stream is None or self.stream.passed)
+
+    def rows(self) -> list[Row]:
+        """One flat row per layer."""
+        return [fields_of(layer) for layer in self.layers]
+
+    def __repr__(self) -> str:
+        word = "fits" if self.passed else "does not fit"
+        partial = f", {self.stream.partial}" if self.stream is not None and self.stream.partial else ""
+        return (
+            f"<Verification of {self.provenance.target}: {', '.join(self.provenance.families)} {word}, "
+            f"largest error {self.largest_error:.1e} in {len(self.layers)} layers{partial}>"
+        )
+
+    def _title(self) -> str:
+        return f"Verification of {self.provenance.target}"
+
+
+# --- how far a survey is ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurveyCounts:
+    """What became of the targets of a list, so far or in the end."""
+
+    models: int
+    """Targets of the list."""
+    earlier: int = 0
+    """Of them, those that the table had before."""
+    read: int = 0
+    copied: int = 0
+    """Targets with the files of another one, whose rows they share."""
+    refused: int = 0
+    failed: int = 0
+    requests: int = 0
+    bytes_received: int = 0
+    seconds: float = 0.0
+
+    @property
+    def done(self) -> int:
+        return self.earlier + self.read + self.copied + self.refused + self.failed
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the speed so far; `None` before the first model."""
+        fresh = self.done - self.earlier
+        return (self.models - self.done) * self.seconds / fresh if fresh else None

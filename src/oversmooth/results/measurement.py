@@ -1,12 +1,16 @@
-"""What happens to features."""
+"""Results of running a model: `Measurement`, `Attribution`, `LengthCurves`, `OutputDrift`, `GateResult`."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from oversmooth.results.base import Missing, Provenance, Row, SavedResult, fields_of
+from oversmooth.results.inspection import StreamCheck
 
 if TYPE_CHECKING:
     import matplotlib.figure
+
+
+# --- what happens to features ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +225,8 @@ class Measurement(SavedResult):
     """How every head attends, where metrics of attention were asked for."""
     spans: tuple[SpanDistances, ...] = ()
     """Distances between any two depths, where influence or angular distance was asked for."""
+    stream: StreamCheck | None = None
+    """The chain identity, checked on the first batch; `None` in results of older versions."""
 
     def rows(self) -> list[Row]:
         """One flat row per place and metric."""
@@ -234,7 +240,10 @@ class Measurement(SavedResult):
         leaving = {
             value.depth: value
             for value in self.values
-            if value.metric == metric and value.stack == stack and value.on_stream and value.place != "final_norm"
+            if value.metric == metric
+            and value.stack == stack
+            and value.on_stream
+            and value.place not in ("final_norm", "between")
         }
         return [leaving[depth] for depth in sorted(leaving)]
 
@@ -265,7 +274,186 @@ class Measurement(SavedResult):
         curve = [value.mean for value in self.curve(metrics[0]) if value.mean is not None]
         ends = f"{metrics[0]} {curve[0]:.3f} -> {curve[-1]:.3f}" if curve else "no values"
         partial = (f", {self.provenance.shares}" if self.provenance.hybrids else "") + ", partial" * self.is_partial
+        partial += f", {self.stream.partial}" if self.stream is not None and self.stream.partial else ""
         return f"<Measurement of {self.provenance.target}: {self.data.sequences} sequences{partial}, {ends}>"
 
     def _title(self) -> str:
         return f"Measurement of {self.provenance.target}"
+
+
+# --- how features, and what the theory says about them, depend on the length of a text ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthValue:
+    """One metric at one depth, of texts of one length."""
+
+    length: int
+    """Tokens of each text."""
+    stack: str
+    depth: int
+    """0 for the embedding, k + 1 behind block k."""
+    metric: str
+    mean: float | None
+    standard_error: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthChange:
+    """What the whole stack does to texts of one length."""
+
+    length: int
+    stack: str
+    change: float
+    """Of `log(HFC/LFC)` at unit length, from embedding to output; below 0 it smooths."""
+    interval: tuple[float, float] | None
+    """95% over texts; `None` for a single one."""
+    direction: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthPrediction:
+    """What the theory says about one layer on texts of one length."""
+
+    length: int
+    stack: str
+    layer: int
+    depth: int
+    regime: str
+    """What repetition at the attention of this length would do."""
+    exponent: float | None
+    """Growth of what differs between tokens over that of what they share, in logarithms, per repetition."""
+    measured: float | None
+    """Change of `log(HFC/LFC)` across the attention branch, as it was seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LengthCurves(SavedResult):
+    """The same texts, cut to several lengths."""
+
+    kind: ClassVar[str] = "length curves"
+    provenance: Provenance
+    data: DataFacts
+    """Of the longest."""
+    lengths: tuple[int, ...]
+    texts: int
+    """Texts that have as many tokens as the longest length."""
+    left_out: int
+    """Texts that are shorter."""
+    values: tuple[LengthValue, ...]
+    changes: tuple[LengthChange, ...]
+    predictions: tuple[LengthPrediction, ...]
+    """Empty where nothing was predicted."""
+    verdict: str
+    """One sentence."""
+
+    def rows(self) -> list[Row]:
+        """One flat row per length, depth and metric."""
+        return [fields_of(value) for value in self.values]
+
+    def prediction_rows(self) -> list[Row]:
+        """One flat row per length and layer."""
+        return [fields_of(item) for item in self.predictions]
+
+    def last(self, metric: str, length: int, stack: str) -> LengthValue | None:
+        """The value behind the last block."""
+        found = [v for v in self.values if (v.metric, v.length, v.stack) == (metric, length, stack)]
+        return max(found, key=lambda value: value.depth, default=None)
+
+    def __repr__(self) -> str:
+        span = f"{self.lengths[0]} to {self.lengths[-1]} tokens"
+        return f"<LengthCurves of {self.provenance.target}: {self.texts} texts, {span}>"
+
+    def _title(self) -> str:
+        return f"Over length: {self.provenance.target}"
+
+
+# --- how far the output of one model is from that of another on the same inputs ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputDrift:
+    """A model and its edit, compared where both end: behind the last block and the final norm."""
+
+    sequences: int
+    tokens: int
+    relative_distance: float
+    """`norm(Y' - Y) / norm(Y)` over all tokens: 0 where nothing changed."""
+    cosine: float
+    """Mean cosine between a token's features in the two models: 1 where no direction changed."""
+    similarity: float | None
+    """Mean cosine between the mean tokens of two different sequences in the first model; `None` for one sequence."""
+    other_similarity: float | None
+    """The same in the other. Near 1, a model says the same about everything."""
+
+
+# --- whether a model keeps within limits ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breach:
+    """A rule that does not hold, and where."""
+
+    rule: str
+    stack: str
+    depth: int
+    """k + 1 for what leaves block k; 0 where the rule is about the whole run."""
+    value: float | None
+    """What was found; `None` where there is nothing to be judged."""
+    bound: float
+    sub_block: str = ""
+    """Which part of that block smooths most; empty where that is not known."""
+    sub_block_change: float | None = None
+    """By how much it changes `log(HFC/LFC)` of tokens at unit length; below 0 it smooths."""
+
+    @property
+    def words(self) -> str:
+        """One sentence: what was found where, and what was allowed."""
+        where = "the run" if self.depth == 0 else f"layer {self.depth - 1}"
+        where = f"{self.stack} {where}" if self.stack else where
+        side, _, metric = self.rule.partition("_")
+        if side == "against":
+            allowed, metric = (
+                f"{'at most' if metric == 'cosine' else 'at least'} {self.bound:.4g}",
+                f"{metric}, compared",
+            )
+        else:
+            allowed = f"{'at most' if side == 'max' else 'at least'} {self.bound:.4g}"
+        found = "has no value" if self.value is None else f"is {self.value:.4g}"
+        why = ""
+        if self.sub_block:
+            change = (
+                f" ({self.sub_block_change:+.3f} in log HFC/LFC at unit length)"
+                if self.sub_block_change is not None
+                else ""
+            )
+            why = f"; its {self.sub_block} smooths most{change}"
+        return f"{where}: {metric} {found}, allowed is {allowed}{why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class GateResult(SavedResult):
+    """Rules, and where they do not hold."""
+
+    kind: ClassVar[str] = "gate"
+    target: str
+    rules: tuple[tuple[str, float], ...]
+    """Name and number of every rule that was judged."""
+    against: str | None
+    """The saved analysis that was compared with."""
+    breaches: tuple[Breach, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.breaches
+
+    def rows(self) -> list[Row]:
+        """One flat row per breach."""
+        return [fields_of(breach) for breach in self.breaches]
+
+    def __repr__(self) -> str:
+        word = "passed" if self.passed else f"{len(self.breaches)} breaches"
+        return f"<GateResult of {self.target}: {len(self.rules)} rules, {word}>"
+
+    def _title(self) -> str:
+        return f"Gate of {self.target}"

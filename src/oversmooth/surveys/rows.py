@@ -1,10 +1,132 @@
-"""An inspection as rows of the table; a model that was not read as one row with the reason."""
+"""The columns of a survey, and the rows of one model.
+
+A survey is one table with a row per model, per layer and per head, in files by level (`level=model/`, `level=layer/`,
+`level=head/`). A column that does not apply at a level is empty there.
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from oversmooth.results import HeadSpectrum, Inspection, LayerInspection, Row, Spectrum, StackFacts
-from oversmooth.surveys.schema import NAMES
+
+VERSION = 1
+"""Raised by one whenever a column changes meaning or disappears."""
+LEVELS = ("model", "layer", "head")
+Kind = Literal["text", "whole", "number", "yes or no"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    kind: Kind
+    meaning: str
+
+
+IDENTITY = (
+    Column("target", "text", "what was surveyed, as the list names it"),
+    Column("status", "text", "read, refused (nothing to read, or not by us) or failed (may succeed another time)"),
+    Column("error", "text", "kind of error of a model that was not read"),
+    Column("reason", "text", "why a model was not read, or which layers of it could not be"),
+    Column("year", "whole", "when it was made public, where the list says so"),
+    Column("source", "text", "how it was read: hub, url, folder, safetensors, pickle, gguf, timm"),
+)
+MODEL = (
+    Column("model_type", "text", "what its config calls it"),
+    Column("family", "text", "the declaration that was applied, or several with commas"),
+    Column("d_model", "whole", "width of the stream; of the first stack, at level model"),
+    Column("n_heads", "whole", "query heads per layer"),
+    Column("n_kv", "whole", "value heads per layer"),
+    Column("d_head", "whole", "channels of a head"),
+    Column("residual_form", "text", "pre, post or parallel"),
+    Column("norm", "text", "layer or rms"),
+    Column("n_layers", "whole", "layers with softmax attention; of all stacks, at level model"),
+    Column("block_parameters", "whole", "12 * layers * d_model^2 over all blocks: a size class, not a count"),
+    Column("mean_tendency", "number", "mean of `tendency` over the layers of a model"),
+    Column("sharpening_share", "number", "share of the layers of a model with a tendency below 0"),
+    Column("smoothing_share", "number", "share with a tendency above 0; the rest tends to neither"),
+)
+LAYER = (
+    Column("stack", "text", "which stack of a model with several; empty otherwise"),
+    Column("layer", "whole", "number of the block"),
+    Column("relative_depth", "number", "0 at the first layer of its stack, 1 at the last; 0 for a single one"),
+    Column("passes", "whole", "how often its weights run in one forward pass"),
+    Column("rho_dc", "number", "largest |1 + lambda| of H = W_V W_O: growth of what all tokens share"),
+    Column("dominating_real", "number", "the eigenvalue where it is largest"),
+    Column("dominating_imag", "number", "its imaginary part, not negative"),
+    Column("spectral_radius", "number", "largest |lambda|"),
+    Column("min_real", "number", "smallest real part of an eigenvalue"),
+    Column("max_real", "number", "largest real part of an eigenvalue"),
+    Column(
+        "negative_share", "number", "share of eigenvalues with negative real part; empty where only extremes are known"
+    ),
+    Column("route", "text", "dense: all eigenvalues; krylov: the extremes, certified by `residual`"),
+    Column("residual", "number", "largest residual of a reported extreme, as a share of the spectral radius"),
+    Column("folded_rho_dc", "number", "as rho_dc, with the norms and gains of the layer multiplied in"),
+    *(
+        Column(f"folded_{name}", "number", "likewise")
+        for name in ("dominating_real", "dominating_imag", "spectral_radius", "min_real", "max_real", "negative_share")
+    ),
+    Column("folded_route", "text", "likewise"),
+    Column("folded_residual", "number", "likewise"),
+    Column("folding", "text", "what was multiplied in"),
+    Column("tendency", "number", "log of folded_rho_dc, or of rho_dc without norms: above 0 uniform attention smooths"),
+    Column("asymmetry", "number", "norm(H - H^T) / (2 norm(H)); empty where only extremes were asked for"),
+    Column("value_norm", "number", "Frobenius norm of H; empty where only extremes were asked for"),
+    Column("bias_norm", "number", "length of what the value bias adds to every token"),
+    Column("norm_negative_share", "number", "share of negative weights in the norm of attention with the most of them"),
+    Column("norm_smallest", "number", "smallest weight of a norm of attention"),
+    Column("norm_largest", "number", "largest weight of a norm of attention"),
+)
+HEAD = (
+    Column("head", "whole", "number of the head; the eigenvalues of its row are those of its own map"),
+    Column("kv_head", "whole", "the value head it reads"),
+)
+PROVENANCE = (
+    Column("weights_sha256", "text", "hash over name, dtype, shape and bytes of every tensor that was read"),
+    Column(
+        "file_sha256",
+        "text",
+        "hash of the weights and their layout (of files, as the server tells it; on this machine of tensors): equal ones are "
+        "read once",
+    ),
+    Column("commit", "text", "commit of the repository, where its server tells it"),
+    Column("weight_dtypes", "text", "how the tensors are stored"),
+    Column("compute_dtype", "text", "precision of the eigenvalues"),
+    Column("extremes", "yes or no", "whether only the extremes were asked for"),
+    Column("oversmooth", "text", "version"),
+    Column("torch", "text", "version"),
+)
+EFFORT = (
+    Column("copied", "yes or no", "whether the rows are those of another target with the same files"),
+    Column("bytes_read", "whole", "bytes of tensors that were read"),
+    Column("bytes_received", "whole", "bytes that came over the network for this target"),
+    Column("requests", "whole", "requests that were sent for this target"),
+    Column("seconds", "number", "how long it took, waits included"),
+    Column("surveyed_at", "text", "UTC, to the second"),
+)
+"""What reading cost; the only columns that differ between two surveys of the same models."""
+COLUMNS = (*IDENTITY, *MODEL, *LAYER, *HEAD, *PROVENANCE, *EFFORT)
+NAMES = tuple(column.name for column in COLUMNS)
+
+
+def arrow_schema() -> Any:
+    """The same for pyarrow; meanings and the version of the schema go into every file."""
+    import pyarrow
+
+    kinds = {
+        "text": pyarrow.string(),
+        "whole": pyarrow.int64(),
+        "number": pyarrow.float64(),
+        "yes or no": pyarrow.bool_(),
+    }
+    fields = [
+        pyarrow.field(column.name, kinds[column.kind], metadata={"meaning": column.meaning}) for column in COLUMNS
+    ]
+    return pyarrow.schema(fields, metadata={"oversmooth_survey": str(VERSION)})
+
+
+# --- an inspection as rows of the table; a model that was not read as one row with the reason ---
 
 SPECTRUM = ("rho_dc", "spectral_radius", "min_real", "max_real", "negative_share", "route", "residual")
 
@@ -38,27 +160,20 @@ def row_without_numbers(known: Mapping[str, Any], *, status: str, error: str, re
 def _row(*parts: Mapping[str, Any]) -> Row:
     """Every column of the schema, in its order."""
     merged = {name: value for part in parts for name, value in part.items()}
-    return {name: merged.pop(name, None) for name in NAMES} | _nothing_left(merged)
-
-
-def _nothing_left(rest: Mapping[str, Any]) -> Row:
-    assert not rest, f"the schema has no column {', '.join(rest)}"
-    return {}
+    unknown = merged.keys() - set(NAMES)
+    assert not unknown, f"the schema has no column {', '.join(sorted(unknown))}"
+    return {name: merged.get(name) for name in NAMES}
 
 
 def _provenance(inspection: Inspection) -> Row:
     provenance = inspection.provenance
     versions = dict(provenance.versions)
+    same = ("source", "model_type", "weights_sha256", "compute_dtype", "bytes_read")
     return {
         "status": "read",
-        "source": provenance.source,
-        "model_type": provenance.model_type,
-        "weights_sha256": provenance.weights_sha256,
+        **{name: getattr(provenance, name) for name in same},
         "weight_dtypes": ", ".join(provenance.weight_dtypes),
-        "compute_dtype": provenance.compute_dtype,
-        "bytes_read": provenance.bytes_read,
-        "oversmooth": versions.get("oversmooth"),
-        "torch": versions.get("torch"),
+        **{name: versions.get(name) for name in ("oversmooth", "torch")},
     }
 
 
@@ -80,15 +195,8 @@ def _model(inspection: Inspection) -> Row:
 
 
 def _sizes(stack: StackFacts) -> Row:
-    return {
-        "family": stack.family,
-        "d_model": stack.d_model,
-        "n_heads": stack.n_heads,
-        "n_kv": stack.n_kv,
-        "d_head": stack.d_head,
-        "residual_form": stack.residual,
-        "norm": stack.norm,
-    }
+    same = ("family", "d_model", "n_heads", "n_kv", "d_head", "norm")
+    return {**{name: getattr(stack, name) for name in same}, "residual_form": stack.residual}
 
 
 def _layer(layer: LayerInspection) -> Row:
@@ -97,11 +205,8 @@ def _layer(layer: LayerInspection) -> Row:
         "passes": len(layer.passes),
         **_spectrum(layer.plain, ""),
         **_spectrum(layer.folded, "folded_"),
+        **{name: getattr(layer, name) for name in ("tendency", "asymmetry", "value_norm", "bias_norm")},
         "folding": layer.folding or None,
-        "tendency": layer.tendency,
-        "asymmetry": layer.asymmetry,
-        "value_norm": layer.value_norm,
-        "bias_norm": layer.bias_norm,
         "norm_negative_share": max((norm.negative_share for norm in attention), default=None),
         "norm_smallest": min((norm.smallest for norm in attention), default=None),
         "norm_largest": max((norm.largest for norm in attention), default=None),

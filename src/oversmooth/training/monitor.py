@@ -1,26 +1,140 @@
-"""Watching smoothing during training: metrics and spectra every k steps, to any logger and to a JSONL file."""
+"""`Monitor`: measures a model while it trains, in one process, several, or shards.
+
+Gathering the weights is something that all processes do together; running the copy is not. So the first process alone
+measures, as it does elsewhere, at the price of one whole model in its memory while it does.
+"""
 
 import json
 import math
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 import torch
-from torch import nn
+from torch import Tensor, distributed, nn
 
+from oversmooth.control.selection import RULE_PREFIX
 from oversmooth.data.batches import Batch
-from oversmooth.errors import BadValue, UnknownName
-from oversmooth.measurement.limits import LOSS, breaches, limits_of, loss_increase, points_of_numbers
-from oversmooth.measurement.measurement import measure
+from oversmooth.errors import BadValue, NotSupported, PartialReading, UnknownName, user_code
+from oversmooth.measurement.gate import LOSS, breaches, limits_of, loss_increase, points_of_numbers
+from oversmooth.measurement.measure import measure
 from oversmooth.measurement.metrics import Choice
-from oversmooth.models.opening import open_source
+from oversmooth.models.open import open_source
 from oversmooth.results import Breach
 from oversmooth.spectra.spectrum import spectrum
 from oversmooth.spectra.value_map import plain_map
-from oversmooth.training.processes import first_says, is_first, unwrapped
-from oversmooth.training.sharded import is_sharded, whole_copy
+
+
+def is_first() -> bool:
+    """Whether this process measures: the first of several, or the only one."""
+    return not _several() or distributed.get_rank() == 0
+
+
+def first_says(answer: bool) -> bool:
+    """The answer of the first process, in every process; all of them have to ask."""
+    if not _several():
+        return answer
+    device = (
+        "cpu" if distributed.get_backend() == "gloo" else torch.device(torch.accelerator.current_accelerator() or "cpu")
+    )
+    said = torch.tensor([int(answer)], device=device)
+    distributed.broadcast(said, 0)
+    return bool(said.item())
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, without what distributes or compiles it; weights in shards stay where they are (`sharded`)."""
+    inner: Any = model
+    while True:
+        if type(inner).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = inner.module
+        elif hasattr(inner, "_orig_mod"):  # torch.compile
+            inner = inner._orig_mod
+        else:
+            return inner
+
+
+def _several() -> bool:
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+# --- models whose weights lie in shards on several processes (FSDP): an ordinary copy of them ---
+
+HOOKS = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, OrderedDict))
+"""Where a module keeps its hooks: those that gather shards must not run in a copy that has none."""
+INSIDE = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+"""Under which name a wrapper keeps the module that it wraps."""
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether some part of the model was given to FSDP, in either of its forms."""
+    return any(_wraps(part) or _is_sharding(type(part)) for part in model.modules())
+
+
+def whole_copy(model: nn.Module, is_kept: bool) -> nn.Module | None:
+    """An ordinary model with the whole weights, where it is kept; every process has to ask for it at the same time."""
+    if any(RULE_PREFIX in name for name, _ in model.named_modules()):
+        reason = "its hooks belong to the modules in shards, and a whole copy would run without it"
+        raise NotSupported("Watching an intervention", "under FSDP", reason, "Use DDP, or measure its checkpoints.")
+    if any(_wraps(part) for part in model.modules()):
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        with FullyShardedDataParallel.summon_full_params(model, writeback=False, rank0_only=True):
+            return _ordinary(model, lambda weight: weight.detach().clone(), {}) if is_kept else None
+    whole: dict[int, Tensor] = {}
+    for weight in model.parameters():
+        gathered = _gathered(weight.detach())
+        if is_kept:
+            whole[id(weight)] = gathered
+    return _ordinary(model, lambda weight: whole[id(weight)], {}) if is_kept else None
+
+
+def _gathered(weight: Tensor) -> Tensor:
+    full: Callable[[], Tensor] | None = getattr(weight, "full_tensor", None)  # of a DTensor
+    return weight if full is None else full()
+
+
+def _wraps(module: nn.Module) -> bool:
+    return hasattr(module, "_fsdp_wrapped_module")
+
+
+def _is_sharding(kind: type) -> bool:
+    """Whether `fully_shard` has put its own class in front of a module's."""
+    if not distributed.is_available():
+        return False
+    from torch.distributed.fsdp import FSDPModule
+
+    return issubclass(kind, FSDPModule)
+
+
+def _ordinary(module: nn.Module, whole: Callable[[Tensor], Tensor], made: dict[int, nn.Module]) -> nn.Module:
+    """The same modules without wrappers and hooks, each once, around tensors of their own."""
+    inner: Any = module
+    while (name := next((name for name in INSIDE if name in inner._modules), None)) is not None:
+        inner = inner._modules[name]
+    if id(inner) in made:
+        return made[id(inner)]
+    kind: Any = type(inner)
+    kind = kind.__bases__[1] if _is_sharding(kind) else kind  # the module's own class stands behind that of FSDP
+    copy: nn.Module = kind.__new__(kind)
+    made[id(inner)] = copy
+    copy.__dict__.update(inner.__dict__)
+    copy.__dict__.update({name: OrderedDict() for name in HOOKS})
+    copy._parameters = {
+        name: None if weight is None else nn.Parameter(whole(weight), weight.requires_grad)
+        for name, weight in inner._parameters.items()
+    }
+    copy._buffers = dict(inner._buffers)
+    copy._modules = {
+        name: None if child is None else _ordinary(child, whole, made) for name, child in inner._modules.items()
+    }
+    return copy
+
+
+# --- watching smoothing during training: metrics and spectra every k steps ---
 
 Logger = Callable[[dict[str, float], int], None]
 """Called with flat names and numbers, and the step."""
@@ -127,7 +241,8 @@ class Monitor:
 
     def _write(self, numbers: dict[str, float], step: int) -> None:
         if self.log is not None:
-            self.log(numbers, step)
+            with user_code("The log function of the Monitor", self.log):
+                self.log(numbers, step)
         if self.file is not None:
             with self.file.open("a", encoding="utf-8") as file:  # one write per line: a crash loses at most the last
                 file.write(json.dumps({"step": step, **numbers}) + "\n")
@@ -151,6 +266,8 @@ class Monitor:
 
     def _numbers(self, model: nn.Module) -> dict[str, float]:
         result = measure(model, self.batches, metrics=self.metrics)
+        if self.limits and result.stream is not None and result.stream.partial:
+            raise PartialReading(result.provenance.target, result.stream.partial)
         numbers = {}
         for name, _ in result.definitions:
             for stack in dict.fromkeys(value.stack for value in result.values):
@@ -181,3 +298,60 @@ def _with_those_of_rules(metrics: Choice | Iterable[Choice], needed: Sequence[st
     names = {getattr(choice, "name", choice) for choice in chosen}
     more = [name for name in dict.fromkeys(needed) if name not in names and "all" not in names]
     return (*chosen, *more) if more else metrics if isinstance(metrics, str) else tuple(chosen)
+
+
+# --- what the callbacks of all trainers share: options, checked when they are given ---
+
+
+class WatchOptions(TypedDict, total=False):
+    """Keywords of every callback; `Monitor` says what each means."""
+
+    metrics: Choice | Iterable[Choice]
+    file: str | Path | None
+    rules: Mapping[str, object] | None
+    patience: int
+    on_collapse: str
+
+
+class WatchesTraining:
+    """Measures `batches` every `every` steps; the other options are those of `Monitor`."""
+
+    def __init__(
+        self,
+        every: int = 100,
+        batches: Sequence[Batch] = (),
+        *,
+        metrics: Choice | Iterable[Choice] = MONITOR_METRICS,
+        file: str | Path | None = None,
+        rules: Mapping[str, object] | None = None,
+        patience: int = 1,
+        on_collapse: str = "warn",
+    ):
+        limits_of(rules or {})  # a mistake is told now, and not after the data have been prepared
+        if every < 1:
+            raise BadValue("every", every, "at least 1")
+        self.every = every
+        self.monitor: Monitor | None = None
+        self._batches = batches
+        self._options: dict[str, Any] = {
+            "every": every,
+            "metrics": metrics,
+            "file": file,
+            "rules": rules,
+            "patience": patience,
+            "on_collapse": on_collapse,
+        }
+
+    def begin(self, model: nn.Module) -> None:
+        """Training begins: from now on there is a monitor of this model."""
+        self.monitor = Monitor(model, self._batches, **self._options)
+
+    def note_loss(self, loss: object) -> None:
+        """A loss of training, where the trainer tells of one."""
+        if self.monitor is not None and loss is not None:
+            self.monitor.note_loss(float(loss))  # type: ignore[arg-type]  # a number, or a tensor of one
+
+    def measure(self, step: int) -> tuple[dict[str, float] | None, bool]:
+        """The numbers, which only the first process has, and whether training should stop, which all of them learn."""
+        assert self.monitor is not None, "training has begun"
+        return self.monitor.measure(step), self.monitor.should_stop

@@ -10,21 +10,18 @@ from torch import Tensor
 
 from oversmooth.control.edit import Change, changed_tensors, changed_weights, form_of, partly, require_possible
 from oversmooth.control.projection import moved
-from oversmooth.control.selection import Chosen, Layers, choose
+from oversmooth.control.selection import Chosen, Layers, choose, require_ordinary
 from oversmooth.data.batches import Batch, run_checked
-from oversmooth.data.reading import Reading, ReadingOptions
+from oversmooth.data.load import RunKeywords, opened
 from oversmooth.errors import BadValue, NotSupported
-from oversmooth.measurement.measurement import measure
-from oversmooth.measurement.passes import LiveModel, Seen
+from oversmooth.measurement.measure import measure
+from oversmooth.measurement.passes import Processed
 from oversmooth.models.canonical import AttentionWeights
-from oversmooth.models.live import quiet_eval
-from oversmooth.models.offload import is_offloaded
-from oversmooth.models.provenance import provenance_of
-from oversmooth.models.source import Target
-from oversmooth.results import Progress, no_progress
-from oversmooth.results.worth import EditCurve, EditPoint
-from oversmooth.worth.judging import Judge
-from oversmooth.worth.task_loss import Question, new_judge, open_judged, questions
+from oversmooth.models.live import is_offloaded, quiet_eval
+from oversmooth.models.open import LiveModel, Target
+from oversmooth.results import Progress, guarded, no_progress
+from oversmooth.results.changes import EditCurve, EditPoint
+from oversmooth.worth.task_loss import LossMeter, Question, new_judge, open_judged, questions
 
 STRENGTHS = (0.1, 0.25, 0.5, 0.75, 1.0)
 TOLERATED = 0.1
@@ -47,10 +44,8 @@ def edit_curve(
     stack: str | None = None,
     max_loss_increase: float = TOLERATED,
     task: str | None = None,
-    device: str | None = None,
-    trust_remote_code: bool = False,
     progress: Progress = no_progress,
-    **reading: Unpack[ReadingOptions],
+    **options: Unpack[RunKeywords],
 ) -> EditCurve:
     """Loss and features of a model under a change of `edit` at several strengths, in one loaded model; nothing is written.
 
@@ -67,26 +62,25 @@ def edit_curve(
         raise BadValue("strengths", tuple(strengths), "at least one")
     if max_loss_increase < 0:
         raise BadValue("max_loss_increase", max_loss_increase, "at least 0")
-    how = Reading(**reading)
     given = data if data is None or isinstance(data, str) else list(data)
-    live, task = open_judged(target, given, task, "edit-curve", how, device=device, trust_remote_code=trust_remote_code)
-    if is_offloaded(live.model):
-        raise NotSupported(
-            "edit-curve", "for a model whose weights stay in their files", "they cannot be changed there"
-        )
-    run = _Run.of(live, task, changes[-1], choose(live.stacks, layers, stack))
-    seen = Seen()
-    run.asked = list(questions(live, task, how, seen))
-    points = [run.point(None)]
-    for count, change in enumerate(changes, 1):
-        points.append(run.point(change))
-        progress(count, len(changes))
+    model, how = opened(target, options, given)
+    with model.alone:
+        live, loaded, task = open_judged(model, given, task, "edit-curve", how)
+        if is_offloaded(live.model):
+            where = "for a model whose weights stay in their files"
+            raise NotSupported("edit-curve", where, "they cannot be changed there")
+        run = _Run.of(live, task, changes[-1], choose(live.stacks, layers, stack))
+        seen = Processed()
+        run.asked = list(questions(live, loaded, task, how, seen))
+        points = [run.point(None)]
+        for count, change in enumerate(changes, 1):
+            points.append(run.point(change))
+            guarded(progress)(count, len(changes))
+        provenance = live.provenance(seed=how.seed)
     best, verdict = _judged(points, changes[-1], max_loss_increase)
     return EditCurve(
-        provenance=provenance_of(
-            live.source, live.stacks, live.hashed(), compute_dtype=f"model {live.runs_in()}", seed=how.seed
-        ),
-        data=seen.facts(live.data),
+        provenance=provenance,
+        data=seen.facts(loaded),
         task=task,
         change_words=replace(changes[-1], strength=1.0).words,
         max_loss_increase=max_loss_increase,
@@ -104,13 +98,14 @@ class _Run:
     task: str
     layers: Sequence[tuple[Chosen, AttentionWeights, AttentionWeights]]
     asked: Sequence[Question] = ()
-    whole: Judge | None = None
+    whole: LossMeter | None = None
 
     @classmethod
     def of(cls, live: LiveModel, task: str, change: Change, chosen: list[Chosen]) -> "_Run":
         def read(name: str) -> Tensor:
             return live.store.read(name).clone()  # not what the change will overwrite
 
+        require_ordinary("edit-curve", chosen, live.store)
         require_possible(chosen, read, change)
         whole = replace(change, strength=1.0)
         old = [(each, each.stack.weights(each.position, read)) for each in chosen]
@@ -123,7 +118,7 @@ class _Run:
         with quiet_eval(self.live.model), self.live.store.holding(tensors) if tensors else nullcontext():
             for asked in self.asked:
                 judge.add(run_checked(self.live.model, self.live.config, asked.inputs), asked.inputs, asked.answers)
-            measured = measure(self.live.model, [asked.inputs for asked in self.asked], metrics="cosine")
+            measured = measure(self.live.running, [asked.inputs for asked in self.asked], metrics="cosine")
         self.whole = self.whole or judge
         loss, start = judge.result(self.whole), self.whole.result(self.whole)
         known = [move for move in moves if move is not None]

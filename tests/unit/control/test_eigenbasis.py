@@ -15,7 +15,7 @@ from oversmooth.control.eigenbasis import (
     random_columns,
     returning_clip,
 )
-from oversmooth.control.projection import Form, fresh_eigenbasis, kept_eigenbasis, moved
+from oversmooth.control.projection import EigenvalueForm, fresh_eigenbasis, kept_eigenbasis, moved
 from oversmooth.errors import BadValue, IllConditioned, NotSupported, TooManyValueDirections, UnknownName
 
 SIZES = {
@@ -40,7 +40,7 @@ def generator(seed: int = 0) -> torch.Generator:
 def random_eigenbasis(heads: Heads, form: str, low: float = -1.0, high: float = 0.0, seed: int = 0) -> Eigenbasis:
     """In float64, with every parameter moved away from where it starts, and some psi outside the interval."""
     like = torch.empty(0, dtype=torch.float64)
-    eigenbasis = fresh_eigenbasis(heads, Form(low=low, high=high, **FORMS[form]), like, generator(seed))
+    eigenbasis = fresh_eigenbasis(heads, EigenvalueForm(low=low, high=high, **FORMS[form]), like, generator(seed))
     with torch.no_grad():
         for parameter in eigenbasis.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=generator(seed + 1), dtype=torch.float64)
@@ -308,12 +308,12 @@ def test_a_copy_in_the_middle_of_a_pass_is_independent(counted):
 @pytest.mark.parametrize("form", FORMS)
 def test_the_factorisation_is_in_float32_under_autocast_and_with_half_parameters(form, dtype):
     heads = SIZES["grouped"]
-    eigenbasis = fresh_eigenbasis(heads, Form(low=-1.0, high=0.0, **FORMS[form]), torch.empty(0), generator())
+    eigenbasis = fresh_eigenbasis(heads, EigenvalueForm(low=-1.0, high=0.0, **FORMS[form]), torch.empty(0), generator())
     exact = eigenbasis.weights()
     with torch.autocast("cpu", dtype=dtype):
         for found, expected in zip(eigenbasis.weights(), exact, strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    halves = fresh_eigenbasis(heads, Form(low=-1.0, high=0.0), torch.empty(0, dtype=dtype), generator())
+    halves = fresh_eigenbasis(heads, EigenvalueForm(low=-1.0, high=0.0), torch.empty(0, dtype=dtype), generator())
     assert {parameter.dtype for parameter in halves.parameters()} == {torch.float32}
     assert {weight.dtype for weight in eigenbasis.to(dtype).weights()} == {torch.float32}
 
@@ -323,7 +323,7 @@ def test_the_factorisation_is_in_float32_under_autocast_and_with_half_parameters
 
 @pytest.mark.parametrize("size", SIZES)
 def test_fresh_eigenvalues_are_uniform_in_the_interval_and_repeatable(size):
-    heads, form = SIZES[size], Form(low=0.2, high=0.6)
+    heads, form = SIZES[size], EigenvalueForm(low=0.2, high=0.6)
     first, second = (fresh_eigenbasis(heads, form, torch.empty(0), generator(3)) for _ in range(2))
     assert ((first.psi >= 0.2) & (first.psi <= 0.6)).all()
     for one, other in zip(first.weights(), second.weights(), strict=True):
@@ -348,7 +348,7 @@ def test_weights_that_have_the_form_already_are_kept_exactly(size, form):
     orthogonal = random_eigenbasis(heads, "orthogonal")
     value, output = (weight.detach() for weight in orthogonal.weights())
     w_v, w_o = value.reshape(heads.n_kv, heads.d_head, -1), output.reshape(-1, heads.n_heads, heads.d_head)
-    kept = kept_eigenbasis(heads, Form(low=-1.0, high=0.0, **FORMS[form]), w_v, w_o)
+    kept = kept_eigenbasis(heads, EigenvalueForm(low=-1.0, high=0.0, **FORMS[form]), w_v, w_o)
     _, whole = move(heads, kept, w_v, w_o)
     assert whole is None or whole < 2e-3  # a head that owned nothing of an eigenvalue keeps a share of 1e-4
 
@@ -359,7 +359,7 @@ def test_a_general_basis_starts_nearer_than_an_orthogonal_one_and_neither_moves_
     w_v, w_o = random_weights(heads)
     squares = {}
     for form, options in FORMS.items():
-        kept = kept_eigenbasis(heads, Form(low=-1.0, high=0.0, **options), w_v, w_o)
+        kept = kept_eigenbasis(heads, EigenvalueForm(low=-1.0, high=0.0, **options), w_v, w_o)
         by_head, _ = move(heads, kept, w_v, w_o)
         squares[form] = sum(distance**2 for distance in by_head)
         assert kept.contains(*kept.weights())
@@ -384,7 +384,7 @@ def test_a_start_from_zero_weights_is_finite():
     heads = SIZES["grouped"]
     w_v, w_o = random_weights(heads)
     for options in FORMS.values():
-        kept = kept_eigenbasis(heads, Form(low=-1.0, high=0.0, **options), 0 * w_v, 0 * w_o)
+        kept = kept_eigenbasis(heads, EigenvalueForm(low=-1.0, high=0.0, **options), 0 * w_v, 0 * w_o)
         assert all(torch.isfinite(weight).all() for weight in kept.weights())
 
 
@@ -399,4 +399,4 @@ def test_a_start_from_zero_weights_is_finite():
 )
 def test_a_form_that_makes_no_sense_is_refused(wrong, error):
     with pytest.raises(error, match="interval" if "low" in wrong else next(iter(wrong))):
-        Form(**{"low": -1.0, "high": 0.0, **wrong})
+        EigenvalueForm(**{"low": -1.0, "high": 0.0, **wrong})

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import oversmooth as osm
-from oversmooth.control.mixing import mixed_weights
+from oversmooth.control.edit import mixed_weights
 from oversmooth.errors import BadValue, NotSupported
-from oversmooth.models.opening import open_source
+from oversmooth.models.open import open_source
 from tests.contract.tiny_models import tiny_model
 
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from oversmooth.control.nearest import nearest, nearest_allowed
-from oversmooth.control.projection import Form, kept_eigenbasis
+from oversmooth.control.projection import EigenvalueForm, kept_eigenbasis, nearest, nearest_allowed
 from tests.unit.control.test_eigenbasis import (
     FORMS,
     SIZES,
@@ -38,7 +37,7 @@ def test_a_kept_start_is_never_farther_than_zero(size, form, interval, size_of_h
     heads, (low, high) = SIZES[size], interval
     w_v, w_o = random_weights(heads, 3)
     w_v = size_of_h * w_v
-    kept = kept_eigenbasis(heads, Form(low=low, high=high, **FORMS[form]), w_v, w_o)
+    kept = kept_eigenbasis(heads, EigenvalueForm(low=low, high=high, **FORMS[form]), w_v, w_o)
     layer, by_head = squares(heads, kept, w_v, w_o)
     assert layer[0] <= layer[1] * (1 + 1e-6)
     assert layer[0] + by_head[0] <= (layer[1] + by_head[1]) * (1 + 1e-3)  # heads keep a share of 1e-4 at least
@@ -52,7 +51,7 @@ def test_heads_that_cancel_leave_the_layer_map_no_farther_than_zero():
     w_v, w_o = w_v[:1].repeat(3, 1, 1), w_o[:, :1].repeat(1, 3, 1)
     w_o[:, 1] *= -1
     w_o[:, 2] *= 1e-3
-    kept = kept_eigenbasis(heads, Form(low=-1.0, high=0.0), w_v, w_o)
+    kept = kept_eigenbasis(heads, EigenvalueForm(low=-1.0, high=0.0), w_v, w_o)
     layer, _ = squares(heads, kept, w_v, w_o)
     assert layer[0] <= layer[1] * (1 + 1e-6)
 
@@ -65,7 +64,7 @@ def test_weights_of_the_form_are_kept_head_by_head_even_where_eigenvalues_are_eq
         given.psi.fill_(-2.0)  # clipped to the same end of the interval in every head
     value, output = (weight.detach() for weight in given.weights())
     w_v, w_o = value.reshape(heads.n_kv, heads.d_head, -1), output.reshape(-1, heads.n_heads, heads.d_head)
-    by_head, whole = move(heads, kept_eigenbasis(heads, Form(low=-1.0, high=0.0), w_v, w_o), w_v, w_o)
+    by_head, whole = move(heads, kept_eigenbasis(heads, EigenvalueForm(low=-1.0, high=0.0), w_v, w_o), w_v, w_o)
     assert max(by_head) < 1e-7
     assert whole < 1e-7
 
@@ -75,11 +74,11 @@ def test_the_search_comes_nearer_than_head_by_head_alone(monkeypatch):
     w_v, w_o = random_weights(heads, 5)
 
     def distance():
-        layer, by_head = squares(heads, kept_eigenbasis(heads, Form(low=-1.0, high=0.0), w_v, w_o), w_v, w_o)
+        layer, by_head = squares(heads, kept_eigenbasis(heads, EigenvalueForm(low=-1.0, high=0.0), w_v, w_o), w_v, w_o)
         return layer[0] + by_head[0]
 
     searched = distance()
-    monkeypatch.setattr("oversmooth.control.nearest.ROUNDS", 0)
+    monkeypatch.setattr("oversmooth.control.projection.ROUNDS", 0)
     assert searched < 0.99 * distance()
 
 

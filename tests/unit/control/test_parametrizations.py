@@ -17,8 +17,8 @@ from oversmooth.control.parametrizations import (
     put_on,
     take_off,
 )
-from oversmooth.control.projection import Form, fresh_eigenbasis
-from oversmooth.models.stored import value_rows
+from oversmooth.control.projection import EigenvalueForm, fresh_eigenbasis
+from oversmooth.models.canonical import value_rows
 
 HEADS = Heads(d_model=8, n_heads=4, n_kv=2, d_head=3)
 
@@ -40,7 +40,9 @@ class Projections(nn.Module):
                 linear.weight = nn.Parameter(linear.weight.detach().T.contiguous())
 
     def constrain(self) -> "Projections":
-        eigenbasis = fresh_eigenbasis(HEADS, Form(low=-1.0, high=0.0), torch.empty(0), torch.Generator().manual_seed(0))
+        eigenbasis = fresh_eigenbasis(
+            HEADS, EigenvalueForm(low=-1.0, high=0.0), torch.empty(0), torch.Generator().manual_seed(0)
+        )
         put_on(self.value, "weight", ValueWeight(eigenbasis, self.value.weight, self.stored, self.rows))
         put_on(self.output, "weight", OutputWeight(eigenbasis, self.output.weight, self.stored))
         return self

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 import oversmooth as osm
-from oversmooth.control.eigenbasis import Eigenbasis
-from oversmooth.control.token_scale import MOMENTUM, QUANTILE, TokenScale
+from oversmooth.control.eigenbasis import MOMENTUM, QUANTILE, Eigenbasis, TokenScale
 from oversmooth.errors import CannotControl, UnknownName
-from oversmooth.models.norms import token_scales
+from oversmooth.models.canonical import token_scales
 from tests.contract.tiny_models import tiny_model
 
 PRE_NORM = ("llama", "gpt2", "gemma", "timm-vit", "torch-encoder-pre-norm")

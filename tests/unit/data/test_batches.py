@@ -6,8 +6,8 @@ from torch import nn
 
 from oversmooth.data.batches import hash_inputs, keep_mask, prepare, run_checked
 from oversmooth.errors import WrongBatch
-from oversmooth.measurement.measurement import measure
-from oversmooth.models.opening import open_source
+from oversmooth.measurement.measure import measure
+from oversmooth.models.open import open_source
 from tests.contract.tiny_models import tiny_model
 
 
@@ -189,3 +189,31 @@ def test_texts_in_a_list_are_refused_with_what_to_give_instead():
     with pytest.raises(WrongBatch, match="found the text 'A cat sat'") as caught:
         prepare(model, {}, "A cat sat")
     assert "one a line" in caught.value.next_step
+
+
+class Tower(nn.Module):
+    """A part of a composite model: it inherits the name of a main input that it does not take."""
+
+    main_input_name: object = "input_ids"
+
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(4, 4)
+
+    def forward(self, hidden_states, grid_thw=None, **kwargs):
+        return self.proj(hidden_states)
+
+
+@pytest.mark.parametrize("named", ["input_ids", ["images", "texts"]])
+def test_a_tower_is_given_what_its_own_forward_takes(named):
+    tower = Tower()
+    tower.main_input_name = named
+    batch = {"hidden_states": torch.randn(6, 4), "grid_thw": torch.tensor([[1, 2, 3]])}
+    assert prepare(tower, {}, batch).keys() == batch.keys()
+    with pytest.raises(WrongBatch, match="an input named 'hidden_states'"):
+        prepare(tower, {}, {"pixel_values": torch.randn(1, 3, 4, 4)})
+
+
+def test_ids_are_not_made_up_for_decoders_that_take_none():
+    prepared = prepare(Tower(), {"is_encoder_decoder": True}, {"hidden_states": torch.randn(1, 6, 4)})
+    assert prepared.keys() == {"hidden_states"}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from oversmooth.data import dataset_library
-from oversmooth.data.dataset_library import load_hub_rows
+from oversmooth.data import raw as dataset_library
+from oversmooth.data.raw import load_hub_rows
 from oversmooth.errors import UnreadableData
 
 huggingface_hub = pytest.importorskip("huggingface_hub")

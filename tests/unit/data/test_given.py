@@ -7,15 +7,14 @@ import zlib
 import pytest
 from PIL import Image
 
-from oversmooth.data import json_rows
-from oversmooth.data.given import find_given, lines, paragraphs
-from oversmooth.data.pictures import open_picture
+from oversmooth.data import raw as json_rows
+from oversmooth.data.raw import lines, open_picture, paragraphs, read_raw
 from oversmooth.errors import UnreadableData
 from tests.command_line import oversmooth
 
 
 def given(path, kind="text", *, per_line=False):
-    return find_given(str(path), kind, per_line=per_line)
+    return read_raw(str(path), kind, per_line=per_line)
 
 
 def test_lines_of_white_space_are_blank():
@@ -156,7 +155,7 @@ def test_a_seed_beyond_64_bits_is_refused_on_the_command_line():
 def test_json_nested_beyond_the_stack_of_its_reader_is_refused(name, tmp_path):
     (tmp_path / name).write_text('{"text": "the cat"}\n{"text": ' + "[" * 100_000)
     with pytest.raises(UnreadableData, match="JSON nested too deeply"):
-        find_given(str(tmp_path / name), "text", per_line=False)
+        read_raw(str(tmp_path / name), "text", per_line=False)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +173,7 @@ def test_json_rows_that_end_the_process_in_pyarrow_or_come_in_other_forms_are_re
         ('{"text": "a"}\n{"te', "Unterminated string"),
         ("[1, 2", "delimiter"),
         ('{"text": 1' + "0" * 5000 + "}", "digits"),
+        (r'{"text": "\ud800"}', "surrogates"),
     ],
 )
 def test_json_that_holds_no_rows_is_refused_with_what_was_found(text, found, tmp_path):

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from oversmooth.data.loading import load_data
-from oversmooth.data.reading import Reading
+from oversmooth.data.load import load_data
+from oversmooth.data.options import DataOptions
 from oversmooth.data.samples import sample_images, sample_sounds, sample_texts
 from oversmooth.errors import OversmoothError, UnreadableData
 from oversmooth.models.live import load_model
-from oversmooth.models.opening import open_source
+from oversmooth.models.open import open_source
 from tests.contract.tiny_models import tiny_model
 from tests.real_models import minilm
 
@@ -23,7 +23,7 @@ def text_model():
 
 def texts_of(text_model, data, **options):
     source, model = text_model
-    loaded = load_data(data, model, source, model.config.to_dict(), Reading(**options))
+    loaded = load_data(data, model, source, model.config.to_dict(), DataOptions(**options))
     return list(loaded.batches), loaded.description
 
 
@@ -78,7 +78,7 @@ def test_images_of_a_folder_are_resized_for_the_model(tmp_path):
         folder.mkdir()
         Image.new("RGB", size, (255, 0, 0)).save(folder / "x.png")
     source = open_source(model)
-    (batch,) = load_data(str(tmp_path), model, source, source.config, Reading()).batches
+    (batch,) = load_data(str(tmp_path), model, source, source.config, DataOptions()).batches
     assert batch["pixel_values"].shape == (2, 3, 16, 16)
     torch.testing.assert_close(batch["pixel_values"][0, 0], torch.ones(16, 16))  # (1 - 0.5) / 0.5
     torch.testing.assert_close(batch["pixel_values"][0, 1], -torch.ones(16, 16))
@@ -93,13 +93,13 @@ def test_images_of_a_parquet_table_are_found(tmp_path):
     features = datasets.Features({"img": datasets.Image(), "label": datasets.Value("int64")})
     datasets.Dataset.from_dict({"img": images, "label": [3]}, features=features).to_parquet(tmp_path / "x.parquet")
     source = open_source(model)
-    (batch,) = load_data(str(tmp_path / "x.parquet"), model, source, source.config, Reading()).batches
+    (batch,) = load_data(str(tmp_path / "x.parquet"), model, source, source.config, DataOptions()).batches
     assert batch["pixel_values"].shape == (1, 3, 16, 16)
 
 
 @pytest.mark.parametrize("case", ["vit", "timm-vit", "wav2vec2", "whisper"])
 def test_built_in_inputs_fit_the_kind_of_model(case):
-    from oversmooth.measurement.measurement import measure
+    from oversmooth.measurement.measure import measure
 
     model, _ = tiny_model(case)
     result = measure(model, max_samples=2)
@@ -119,7 +119,7 @@ def test_data_of_another_kind_are_refused(case, make, text, tmp_path):
     make(tmp_path)
     source = open_source(model)
     with pytest.raises(OversmoothError, match=text):
-        load_data(str(tmp_path), model, source, source.config, Reading())
+        load_data(str(tmp_path), model, source, source.config, DataOptions())
 
 
 def test_a_broken_image_is_named(tmp_path):
@@ -127,7 +127,7 @@ def test_a_broken_image_is_named(tmp_path):
     (tmp_path / "x.png").write_bytes(b"not an image")
     source = open_source(model)
     with pytest.raises(UnreadableData, match=r"x\.png"):
-        list(load_data(str(tmp_path), model, source, source.config, Reading()).batches)
+        list(load_data(str(tmp_path), model, source, source.config, DataOptions()).batches)
 
 
 def test_binary_files_are_no_text(text_model, tmp_path):

@@ -7,11 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
+from oversmooth.data.options import DataOptions
 from oversmooth.data.preprocessing import IMAGENET, PUBLISHED, Geometry, find_preprocessing
-from oversmooth.data.reading import Reading
 from oversmooth.errors import BadValue, BrokenFile, UnknownPreprocessing, WrongBatch
-from oversmooth.measurement.measurement import measure
-from oversmooth.models.opening import open_source
+from oversmooth.measurement.measure import measure
+from oversmooth.models.open import open_source
 from tests.contract.tiny_models import tiny_model
 from tests.real_data import real_data
 from tests.real_models import real_model
@@ -25,7 +25,7 @@ def steps_of(target, *, is_generated=False, **options):
 
     model = load_model(source, "measure")
     config = open_source(model).config
-    return find_preprocessing(model, source, config, Reading(**options), is_generated=is_generated)
+    return find_preprocessing(model, source, config, DataOptions(**options), is_generated=is_generated)
 
 
 def red_of(steps):

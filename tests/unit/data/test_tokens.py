@@ -7,12 +7,11 @@ import numpy
 import pytest
 import torch
 
-from oversmooth.data.given import Given
-from oversmooth.data.notations import find_notation_tokenizer
-from oversmooth.data.tokens import TextRows, even_step, random_ids, read_ids
-from oversmooth.errors import Conflict, NotSupported, UnknownTokens, UnreadableData, WrongBatch
-from oversmooth.measurement.measurement import measure
-from oversmooth.models.opening import open_source
+from oversmooth.data.raw import RawData
+from oversmooth.data.tokens import TextRows, even_step, find_notation_tokenizer, find_tokenizer, random_ids, read_ids
+from oversmooth.errors import BadValue, Conflict, NotSupported, UnknownTokens, UnreadableData, WrongBatch
+from oversmooth.measurement.measure import measure
+from oversmooth.models.open import open_source
 from tests.contract.tiny_models import tiny_model
 from tests.real_models import albert, minilm
 
@@ -36,7 +35,7 @@ def untokenized(tmp_path):
 
 
 def rows_of(tokenizer, *texts, length=16, allow_unknown=False):
-    return TextRows(Given(iter(texts), sum(map(len, texts))), tokenizer, length, allow_unknown)
+    return TextRows(RawData(iter(texts), sum(map(len, texts))), tokenizer, length, allow_unknown)
 
 
 def test_a_long_text_is_cut_into_windows_that_hold_all_of_it(tokenizer):
@@ -156,7 +155,7 @@ def test_a_model_of_reactions_reads_reactions_and_knows_every_token():
 
 
 def test_reactions_split_into_the_words_of_the_vocabulary():
-    found = find_notation_tokenizer(open_source(str(albert())))
+    found = find_notation_tokenizer(str(albert()))
     words = {number: word for word, number in found.words.items()}
     ids = found("[Na+].ClC(Br)=C>>C%12?")["input_ids"]
     expected = "[CLS] [Na+] . Cl C ( Br ) = C >> C %12 [UNK] [SEP]"
@@ -170,7 +169,7 @@ def test_english_for_a_model_of_reactions_is_refused(tmp_path):
 
 
 def test_a_vocabulary_of_words_is_no_notation():
-    assert find_notation_tokenizer(open_source(str(minilm()))) is None
+    assert find_notation_tokenizer(str(minilm())) is None
 
 
 @pytest.fixture
@@ -194,7 +193,7 @@ def test_a_model_of_antibodies_reads_antibodies_and_knows_every_token(antibody_m
 
 
 def test_antibodies_begin_with_chain_and_species_and_end_where_they_end(antibody_model):
-    found = find_notation_tokenizer(open_source(str(antibody_model)))
+    found = find_notation_tokenizer(str(antibody_model))
     words = {number: word for word, number in found.words.items()}
     ids = found("[HEAVY][HUMAN]EVX")["input_ids"]
     assert [words[token] for token in ids] == ["[HEAVY]", "[HUMAN]", "E", "V", "[UNK]", "[SEP]"]
@@ -206,10 +205,94 @@ def test_english_for_a_model_of_antibodies_is_refused(antibody_model, tmp_path):
         measure(str(antibody_model), str(tmp_path / "a.txt"))
 
 
+SPECIAL_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def bert_with_words(folder, words):
+    """A small BERT with a list of words beside it and no settings of a tokenizer."""
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    return folder
+
+
+@pytest.fixture
+def protein_model(tmp_path):
+    """A BERT of proteins, as AntiBERTy is saved: letters of amino acids, and no markers of chain and species."""
+    return bert_with_words(tmp_path / "proteins", [*SPECIAL_WORDS, *"LAGVESIKRDTPNQFYMHCW"])
+
+
+def test_a_bert_of_amino_acids_reads_proteins_and_knows_every_token(protein_model):
+    facts = measure(str(protein_model), metrics="cosine").data
+    assert facts.origin == "built-in"
+    assert "amino acids" in facts.preprocessing
+    assert (facts.sequences, facts.text.unknown_tokens) == (16, 0)
+
+
+@pytest.mark.parametrize("text", ["EVQLVESGGG", "E V Q L V E S G G G"])
+def test_proteins_split_into_letters_with_and_without_spaces(protein_model, text):
+    found = find_notation_tokenizer(str(protein_model))
+    words = {number: word for word, number in found.words.items()}
+    assert [words[token] for token in found(text)["input_ids"]] == ["[CLS]", *"EVQLVESGGG", "[SEP]"]
+
+
+def test_capital_words_stay_capital_where_nothing_says_how_to_split(tmp_path):
+    folder = bert_with_words(tmp_path / "cased", [*SPECIAL_WORDS, "Water", "water", "boils", "##s"])
+    (tmp_path / "a.txt").write_text("Water boils waters Water\n\nWater boils")
+    facts = measure(str(folder), str(tmp_path / "a.txt"), metrics="cosine").data
+    assert facts.text.unknown_tokens == 0
+    found, _ = find_tokenizer(open_source(str(folder)), trust_remote_code=False)
+    assert found("Water water", add_special_tokens=False)["input_ids"] == [5, 6]
+
+
+def test_built_in_texts_that_the_tokenizer_does_not_know_give_way_to_random_ids(tmp_path):
+    """A list of words must not end in less than no list, which gives random ids."""
+    folder = bert_with_words(tmp_path / "odd", [*SPECIAL_WORDS, "qqq", "www", "zzz"])
+    facts = measure(str(folder), metrics="cosine").data
+    assert facts.origin == "random ids"
+    assert "does not know the built-in texts (for example '" in facts.warnings[0]
+    assert measure(str(folder), metrics="cosine", allow_unknown=True).data.origin == "built-in"
+
+
+def test_the_refusal_of_unknown_text_shows_a_few_unknown_words(protein_model, tmp_path):
+    (tmp_path / "a.txt").write_text("zebra evqlvesggg")
+    with pytest.raises(UnknownTokens) as caught:
+        measure(str(protein_model), str(tmp_path / "a.txt"))
+    assert "For example: 'z', 'e', 'b', 'r', 'a'." in str(caught.value)
+    (tmp_path / "b.txt").write_text(" ".join(["dog", UNKNOWN * 40, UNKNOWN * 2]))
+    with pytest.raises(UnknownTokens) as caught:
+        measure(str(minilm()), str(tmp_path / "b.txt"))
+    assert f"For example: '{UNKNOWN * 20}...', '{UNKNOWN * 2}'." in str(caught.value)
+
+
+def test_another_tokenizer_is_used_where_it_is_given(untokenized, tmp_path):
+    (tmp_path / "a.txt").write_text("One two three.\n\nFour five.")
+    own = measure(str(minilm()), str(tmp_path / "a.txt"), metrics="cosine")
+    given = measure(untokenized, str(tmp_path / "a.txt"), metrics="cosine", tokenizer=str(minilm()))
+    assert given.data.sha256 == own.data.sha256
+    assert given.data.preprocessing.startswith(f"the tokenizer of {minilm()}")
+
+
+def test_a_tokenizer_that_is_none_or_does_not_fit_is_refused(untokenized, protein_model, tmp_path):
+    (tmp_path / "a.txt").write_text("One two three.")
+    with pytest.raises(BadValue, match="holds a tokenizer"):
+        measure(untokenized, str(tmp_path / "a.txt"), tokenizer=str(tmp_path / "nowhere"))
+    with pytest.raises(WrongBatch, match="ids below 25, found one with ids up to 30,521"):
+        measure(str(protein_model), str(tmp_path / "a.txt"), tokenizer=str(minilm()))
+    with pytest.raises(Conflict):
+        measure(untokenized, tokenizer=str(minilm()), ids="ids.txt")
+    with pytest.raises(Conflict):
+        measure(tiny_model("bert")[0], [tiny_model("bert")[1]], tokenizer=str(minilm()))
+
+
 def test_text_without_a_tokenizer_is_refused_with_what_to_give(untokenized, tmp_path):
     (tmp_path / "a.txt").write_text("one two three")
-    with pytest.raises(WrongBatch, match="--ids"):
+    with pytest.raises(WrongBatch, match="--ids") as caught:
         measure(untokenized, str(tmp_path / "a.txt"))
+    assert f"a tokenizer beside {untokenized}" in caught.value.problem
+    assert "--tokenizer" in caught.value.next_step
 
 
 def test_random_ids_are_seeded_and_hold_no_special_ones():

@@ -2,7 +2,7 @@
 
 import logging
 
-from oversmooth.environment.kernel_hint import HINT, LOGGER, without_kernel_hint
+from oversmooth.environment.versions import HINT, LOGGER, without_kernel_hint
 from tests.command_line import fresh_python
 
 

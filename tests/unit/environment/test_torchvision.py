@@ -9,9 +9,10 @@ from importlib.machinery import ModuleSpec
 import pytest
 import torch
 
-from oversmooth.environment import torchvision as torchvision_compat
-from oversmooth.environment.torchvision import TorchvisionCure, cure_torchvision_on_import
-from tests.command_line import fresh_python
+from oversmooth.environment import versions as torchvision_compat
+from oversmooth.environment.versions import TorchvisionCure, cure_torchvision_on_import
+from release import venv_torchvision
+from tests.command_line import ROOT, fresh_python
 
 
 class FakeLoader(Loader):
@@ -134,3 +135,43 @@ def test_timm_and_transformers_import_in_any_order_after_oversmooth(statements):
     known = "print(timm.is_model('vit_tiny_patch16_224'), ViTModel.__name__)"
     run = fresh_python(f"{statements}\n{known}")
     assert run.stdout.split() == ["True", "ViTModel"], run.stderr
+
+
+def in_the_venv_of_the_makefile(tmp_path, code):
+    """Runs code in an interpreter that has read the `.pth` file, as that of the venv does when it starts."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    venv_torchvision.write(folder)
+    return fresh_python(f"import sys; before = set(sys.modules)\nimport site; site.addsitedir({str(folder)!r})\n{code}")
+
+
+@pytest.mark.parametrize(
+    ("statement", "shown"),
+    [
+        ("import timm", "timm.is_model('vit_tiny_patch16_224')"),
+        ("import peft", "bool(peft.__version__)"),
+        ("from transformers import LlamaConfig", "LlamaConfig().model_type == 'llama'"),
+    ],
+)
+def test_the_venv_that_we_make_imports_them_without_oversmooth(statement, shown, tmp_path):
+    run = in_the_venv_of_the_makefile(tmp_path, f"{statement}\nprint({shown})")
+    assert run.stdout.split() == ["True"], run.stderr
+
+
+def test_the_file_in_the_venv_imports_nothing_until_torchvision_is_asked_for(tmp_path):
+    code = "print(sorted(set(sys.modules) - before)); import json; print('torch' in sys.modules, 'oversmooth' in sys.modules)"
+    run = in_the_venv_of_the_makefile(tmp_path, code)
+    assert run.stdout.splitlines() == ["[]", "False False"], run.stderr
+
+
+def test_the_file_in_the_venv_changes_nothing_where_oversmooth_is_gone(tmp_path):
+    code = "sys.path[:] = [p for p in sys.path if not p.endswith('src')]; sys.modules['oversmooth'] = None\n"
+    run = in_the_venv_of_the_makefile(
+        tmp_path, f"{code}import importlib.util; print(importlib.util.find_spec('torchvision'))"
+    )
+    assert "torchvision" in run.stdout, run.stderr
+
+
+def test_make_writes_that_file_into_the_venv():
+    installs = (ROOT / "Makefile").read_text(encoding="utf-8").partition("$(STAMP): pyproject.toml")[2]
+    assert "release/venv_torchvision.py" in installs.partition("touch $@")[0]

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 from oversmooth.environment.versions import TRAINING, commit, differences_from_pins, machine, pinned_versions, versions
-from oversmooth.training.recipes.manifest import new_session, warned_differences
+from oversmooth.recipes.run_folder import new_session
 
 ROOT = Path(__file__).parents[3]
 
@@ -54,9 +54,10 @@ def test_another_version_is_named_with_both_and_another_build_is_not():
     }
 
 
-def test_a_session_that_differs_says_so(caplog):
+def test_a_session_that_differs_says_so(caplog, monkeypatch):
     with caplog.at_level(logging.WARNING):
         assert new_session(0, 1).other_than_pinned == {}
         assert not caplog.records
-        assert warned_differences({"numpy": "1.0"})
+        monkeypatch.setattr("oversmooth.recipes.run_folder.versions", lambda *_: {"numpy": "1.0"})
+        assert set(new_session(0, 1).other_than_pinned) == {"numpy"}
     assert "Versions other than those of constraints.txt: numpy 1.0 instead of" in caplog.text

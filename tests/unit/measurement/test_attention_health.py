@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from oversmooth.errors import NoAttentionMaps
-from oversmooth.measurement.attention_health import head_numbers
-from oversmooth.measurement.measurement import measure
-from oversmooth.models.hooks.maps import AttentionMaps
+from oversmooth.measurement.attention import head_numbers
+from oversmooth.measurement.measure import measure
+from oversmooth.models.hooks.attention_maps import AttentionMaps
 from tests.contract.tiny_models import tiny_model
 from tests.contract.todays_models import todays_model
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from oversmooth.measurement.evidence import Running, direction, interval
+from oversmooth.measurement.statistics import Running, direction, interval
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 200])

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
+from oversmooth.analysis import between_sequences, compared, output_drift
 from oversmooth.errors import WrongBatch
-from oversmooth.measurement.output_drift import between_sequences, compared, output_drift
 
 
 def encoder(width=16, layers=2):

@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 
 import oversmooth as osm
 from oversmooth.measurement.moments import Moments
-from oversmooth.measurement.steps import STEP_METRICS, Step, turned_together, undone_by, undone_share
+from oversmooth.measurement.steps import STEP_METRICS, SubBlockStep, turned_together, undone_share
 
 BOUNDED = settings(derandomize=True, deadline=None, max_examples=25)
 seeds = st.integers(0, 10_000)
 SPLIT = ("influence_smoothing", "influence_shared", "influence_differing")
+
+
+def undone_by(first, second):
+    return undone_share(first, second, turned_together(first, second))
 
 
 def tokens(*shape, seed=0, dtype=torch.float64):
@@ -23,7 +27,7 @@ def tokens(*shape, seed=0, dtype=torch.float64):
 
 def step(before, after, keep=None):
     keep = torch.ones(before.shape[:2], dtype=torch.bool) if keep is None else keep
-    return Step(Moments.of(before, keep), Moments.of(after, keep))
+    return SubBlockStep(Moments.of(before, keep), Moments.of(after, keep))
 
 
 def value(name, before, after):
@@ -210,7 +214,7 @@ def test_steps_without_their_tokens_give_together_what_each_gives_with_them(name
     x, y, z = (tokens(2, 5, 6, seed=seed, dtype=torch.float32) for seed in range(3))
     y[1, 3] = 0  # a token without an angle
     steps = [step(x, y), step(y, z)]
-    together = STEP_METRICS[name].on(Step.joined([one.settled() for one in steps]))
+    together = STEP_METRICS[name].on(SubBlockStep.joined([one.settled() for one in steps]))
     alone = [STEP_METRICS[name].on(one) for one in steps]
     assert torch.equal(together.defined, torch.cat([found.defined for found in alone]))
     torch.testing.assert_close(

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from oversmooth.errors import IncompleteWeights
-from oversmooth.measurement.measurement import measure
+from oversmooth.measurement.measure import measure
 from oversmooth.models.live import load_model
-from oversmooth.models.opening import open_source
+from oversmooth.models.open import open_source
 from tests.command_line import oversmooth
 from tests.contract.tiny_models import tiny_model
 

@@ -9,10 +9,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import oversmooth as osm
-from oversmooth.errors import AdapterMismatch, BadConfig, BrokenFile, ConfigMismatch, OversmoothError, TargetNotFound
-from oversmooth.models.config_fields import LARGEST_DEPTH, check_timm_arguments
+from oversmooth.errors import (
+    AdapterMismatch,
+    BadConfig,
+    BrokenFile,
+    ConfigMismatch,
+    NotDiscovered,
+    OversmoothError,
+    TargetNotFound,
+)
+from oversmooth.models.declaration import LARGEST_DEPTH, SIZE_ALIASES, STACK_ALIASES, check_timm_arguments, sizes_of
 from oversmooth.models.families import ARCHITECTURES
-from oversmooth.models.sizes import SIZE_ALIASES, STACK_ALIASES, sizes_of
+from tests.command_line import oversmooth
 from tests.contract.tiny_models import tiny_model
 
 NO_SIZE = [0, -1, True, 2.0, 2.5, math.nan, math.inf, 2**31, 2**63, 10**400, "8", "", [8], {}, {"a": 1}]
@@ -58,6 +66,12 @@ def test_a_multiplier_of_branches_is_a_finite_number(value, tmp_path):
         osm.inspect(saved("granite", tmp_path, residual_multiplier=value))
 
 
+def test_a_multiplier_near_the_overflow_of_floats_is_refused(tmp_path):
+    """LAPACK does not come to an end with it."""
+    with pytest.raises(BadConfig, match="'residual_multiplier' of the config must be at most 1e"):
+        osm.inspect(saved("granite", tmp_path, residual_multiplier=1e308))
+
+
 @pytest.mark.parametrize("value", [-1, 1.5, True, "4", 2**63])
 def test_a_number_of_registers_is_a_whole_number(value, tmp_path):
     with pytest.raises(BadConfig, match="'num_register_tokens' of the config must be a whole number from 0"):
@@ -68,6 +82,28 @@ def test_a_number_of_registers_is_a_whole_number(value, tmp_path):
 def test_a_model_type_is_a_word(value, tmp_path):
     with pytest.raises(BadConfig, match="'model_type' of the config must be a name"):
         osm.inspect(saved("bert", tmp_path, model_type=value))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        *(("text_config", value, "an object") for value in (True, "x", 3, [1])),
+        *(("architecture", value, "a name") for value in ({}, 3, [])),
+        *(("architectures", value, "a list of names") for value in ({"a": 1}, "BertModel", [3])),
+    ],
+)
+@pytest.mark.parametrize("verb", ["inspect", "measure", "verify", "discover"])
+def test_a_field_that_decides_on_the_class_is_of_the_kind_that_is_expected(verb, key, value, expected, tmp_path):
+    done = oversmooth(verb, saved("bert", tmp_path, **{key: value}))
+    assert done.returncode == 2
+    assert f"The field '{key}' of the config must be {expected}" in done.stderr
+
+
+def test_a_config_that_transformers_refuses_is_refused_in_its_words(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "image_seq_length": "many"}))
+    save_file({"x": torch.ones(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(NotDiscovered, match=r"no small model can be built from its config: .*image_seq_length"):
+        osm.inspect(tmp_path)
 
 
 def test_a_depth_that_no_model_has_is_refused_before_anything_is_counted(tmp_path):

@@ -152,7 +152,7 @@ print(model(torch.arange(5, 15)[None]).logits.double().sum().item())
 
 
 def test_plain_transformers_opens_it_where_this_package_is_not_installed(code, tmp_path):
-    from oversmooth.environment import torchvision as torchvision_compat
+    from oversmooth.environment import versions as torchvision_compat
 
     model = masked_lm(code)
     model.save_pretrained(tmp_path / "model")

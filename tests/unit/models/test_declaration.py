@@ -7,12 +7,10 @@ import pytest
 import torch
 
 from oversmooth.errors import AdapterMismatch, BadConfig, ConfigMismatch, HeadsUnknown
-from oversmooth.models.canonical import AttentionWeights, assemble
-from oversmooth.models.declaration import Arch, Paths, When
+from oversmooth.models.canonical import AttentionWeights, assemble, value_rows
+from oversmooth.models.declaration import Arch, Paths, StackSizes, When, sizes_of
 from oversmooth.models.families import FALCON, LLAMA, OPT
-from oversmooth.models.resolve import TensorNames, resolve
-from oversmooth.models.sizes import Sizes, sizes_of
-from oversmooth.models.stored import value_rows
+from oversmooth.models.identify import TensorNames, resolve
 
 SEPARATE = Arch(
     name="separate",
@@ -136,19 +134,25 @@ def test_a_gap_is_what_a_hybrid_consists_of():
 # --- sizes ----------------------------------------------------------------------------------------------------------
 
 SPELLINGS = [
-    ({"hidden_size": 8, "num_attention_heads": 4, "num_hidden_layers": 2}, Sizes(d_model=8, n_heads=4, n_layers=2)),
-    ({"n_embd": 8, "n_head": 4, "n_layer": 2}, Sizes(d_model=8, n_heads=4, n_layers=2)),
-    ({"dim": 8, "n_heads": 4, "n_layers": 2}, Sizes(d_model=8, n_heads=4, n_layers=2)),
-    ({"d_model": 8, "num_heads": 4, "num_layers": 2, "d_kv": 3}, Sizes(d_model=8, n_heads=4, n_layers=2, d_head=3)),
-    ({"embed_dim": 8, "num_heads": 4, "depth": 2}, Sizes(d_model=8, n_heads=4, n_layers=2)),
+    (
+        {"hidden_size": 8, "num_attention_heads": 4, "num_hidden_layers": 2},
+        StackSizes(d_model=8, n_heads=4, n_layers=2),
+    ),
+    ({"n_embd": 8, "n_head": 4, "n_layer": 2}, StackSizes(d_model=8, n_heads=4, n_layers=2)),
+    ({"dim": 8, "n_heads": 4, "n_layers": 2}, StackSizes(d_model=8, n_heads=4, n_layers=2)),
+    (
+        {"d_model": 8, "num_heads": 4, "num_layers": 2, "d_kv": 3},
+        StackSizes(d_model=8, n_heads=4, n_layers=2, d_head=3),
+    ),
+    ({"embed_dim": 8, "num_heads": 4, "depth": 2}, StackSizes(d_model=8, n_heads=4, n_layers=2)),
     (
         {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 5},
-        Sizes(d_model=8, n_heads=4, n_kv=2, d_head=5),
+        StackSizes(d_model=8, n_heads=4, n_kv=2, d_head=5),
     ),
-    ({"n_head_kv": 2}, Sizes(n_kv=2)),
-    ({"num_kv_heads": 2}, Sizes(n_kv=2)),
-    ({"head_dim": None, "hidden_size": 8}, Sizes(d_model=8)),
-    ({}, Sizes()),
+    ({"n_head_kv": 2}, StackSizes(n_kv=2)),
+    ({"num_kv_heads": 2}, StackSizes(n_kv=2)),
+    ({"head_dim": None, "hidden_size": 8}, StackSizes(d_model=8)),
+    ({}, StackSizes()),
 ]
 
 
@@ -161,16 +165,16 @@ def test_the_keys_of_the_stack_itself_come_first():
     config = {"d_model": 8, "num_hidden_layers": 9, "encoder_layers": 2, "decoder_layers": 3}
     config |= {"encoder_attention_heads": 4, "decoder_attention_heads": 2, "num_attention_heads": 8}
     encoder, decoder = (dataclasses.replace(SEPARATE, stack=stack) for stack in ("encoder", "decoder"))
-    assert sizes_of(config, encoder) == Sizes(d_model=8, n_heads=4, n_layers=2)
-    assert sizes_of(config, decoder) == Sizes(d_model=8, n_heads=2, n_layers=3)
-    assert sizes_of({"num_layers": 6, "num_decoder_layers": 5}, decoder) == Sizes(n_layers=5)
-    assert sizes_of({"num_layers": 6}, decoder) == Sizes(n_layers=6)
+    assert sizes_of(config, encoder) == StackSizes(d_model=8, n_heads=4, n_layers=2)
+    assert sizes_of(config, decoder) == StackSizes(d_model=8, n_heads=2, n_layers=3)
+    assert sizes_of({"num_layers": 6, "num_decoder_layers": 5}, decoder) == StackSizes(n_layers=5)
+    assert sizes_of({"num_layers": 6}, decoder) == StackSizes(n_layers=6)
 
 
 def test_the_declaration_can_overrule_the_number_of_value_heads():
     config = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    assert sizes_of(config, dataclasses.replace(SEPARATE, n_kv="heads")) == Sizes(n_heads=4)
-    assert sizes_of(config, dataclasses.replace(SEPARATE, n_kv=1)) == Sizes(n_heads=4, n_kv=1)
+    assert sizes_of(config, dataclasses.replace(SEPARATE, n_kv="heads")) == StackSizes(n_heads=4)
+    assert sizes_of(config, dataclasses.replace(SEPARATE, n_kv=1)) == StackSizes(n_heads=4, n_kv=1)
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, "8", [8]])
@@ -272,7 +276,7 @@ def test_separate_weights_are_cut_into_heads(n_heads, n_kv, d_head, stored):
     tensors = tensors_of(5, n_heads, n_kv, d_head)
     if stored == "in_out":
         tensors = {name: tensor.T if tensor.ndim == 2 else tensor for name, tensor in tensors.items()}
-    sizes = Sizes(d_model=5, n_heads=n_heads, n_kv=n_kv, d_head=d_head)
+    sizes = StackSizes(d_model=5, n_heads=n_heads, n_kv=n_kv, d_head=d_head)
     found = assembled(dataclasses.replace(SEPARATE, stored=stored), sizes, tensors)
     assert (found.d_model, found.n_heads, found.n_kv, found.d_head) == (5, n_heads, n_kv, d_head)
     plain = tensors_of(5, n_heads, n_kv, d_head)
@@ -295,7 +299,7 @@ def test_fused_values_are_the_rows_that_writing_back_reaches(fused, n_heads, n_k
     for row, (what, head, channel) in enumerate(listing):
         weight[row] = 100 * (head * d_head + channel) + torch.arange(5) if what == "v" else -1.0
     tensors = {"h.0.attn.qkv.weight": weight, "h.0.attn.o.weight": numbers(5, n_heads * d_head)}
-    found = assembled(dataclasses.replace(FUSED, fused=fused), Sizes(n_heads=n_heads, n_kv=n_kv), tensors)
+    found = assembled(dataclasses.replace(FUSED, fused=fused), StackSizes(n_heads=n_heads, n_kv=n_kv), tensors)
     expected = 100 * torch.arange(n_kv * d_head)[:, None] + torch.arange(5)
     torch.testing.assert_close(found.w_v.flatten(0, 1), expected.float())
     torch.testing.assert_close(weight[found.value_rows], found.w_v.flatten(0, 1))
@@ -303,7 +307,7 @@ def test_fused_values_are_the_rows_that_writing_back_reaches(fused, n_heads, n_k
 
 def test_an_offset_norm_weight_is_added_to_one_in_full_precision():
     tensors = tensors_of(4, 1, 1, 2) | {"layers.0.norm.weight": torch.full((4,), 2.0**-9, dtype=torch.bfloat16)}
-    found = assembled(dataclasses.replace(SEPARATE, norm="rms+1"), Sizes(n_heads=1), tensors)
+    found = assembled(dataclasses.replace(SEPARATE, norm="rms+1"), StackSizes(n_heads=1), tensors)
     torch.testing.assert_close(found.norms["attn_norm"].weight, torch.full((4,), 1 + 2.0**-9), rtol=0, atol=0)
     assert found.norms["attn_norm"].kind == "rms"
 
@@ -313,19 +317,19 @@ def test_a_gain_of_the_config_multiplies_the_stored_one(stored_gain, expected):
     tensors = tensors_of(4, 1, 1, 2)
     if stored_gain is not None:
         tensors["layers.0.ls1"] = torch.full((4,), stored_gain)
-    found = assembled(SEPARATE, Sizes(n_heads=1), tensors, branch_gain=0.5)
+    found = assembled(SEPARATE, StackSizes(n_heads=1), tensors, branch_gain=0.5)
     torch.testing.assert_close(found.gain, torch.full((4,), expected), check_dtype=False)
-    assert assembled(SEPARATE, Sizes(n_heads=1), tensors_of(4, 1, 1, 2)).gain is None
+    assert assembled(SEPARATE, StackSizes(n_heads=1), tensors_of(4, 1, 1, 2)).gain is None
 
 
 @pytest.mark.parametrize(
     ("sizes", "pieces"),
     [
-        (Sizes(d_model=7, n_heads=2), ("the width", "7", "4", "layers.0.attn.o.weight")),
-        (Sizes(n_heads=4), ("the heads", "4 heads", "6 columns")),
-        (Sizes(n_heads=2, d_head=2), ("the heads", "2 heads of size 2", "6 columns")),
-        (Sizes(n_heads=6, n_kv=4), ("the value heads", "4 for 6 heads", "a divisor")),
-        (Sizes(n_heads=2, n_kv=1), ("the value heads", "1 value heads of size 3 at width 4", "shape (6, 4)")),
+        (StackSizes(d_model=7, n_heads=2), ("the width", "7", "4", "layers.0.attn.o.weight")),
+        (StackSizes(n_heads=4), ("the heads", "4 heads", "6 columns")),
+        (StackSizes(n_heads=2, d_head=2), ("the heads", "2 heads of size 2", "6 columns")),
+        (StackSizes(n_heads=6, n_kv=4), ("the value heads", "4 for 6 heads", "a divisor")),
+        (StackSizes(n_heads=2, n_kv=1), ("the value heads", "1 value heads of size 3 at width 4", "shape (6, 4)")),
     ],
 )
 def test_a_config_that_contradicts_the_tensors_is_refused(sizes, pieces):
@@ -338,18 +342,18 @@ def test_a_config_that_contradicts_the_tensors_is_refused(sizes, pieces):
 def test_a_fused_weight_with_other_rows_than_the_config_says_is_refused():
     tensors = {"h.0.attn.qkv.weight": numbers(12, 4), "h.0.attn.o.weight": numbers(4, 6)}
     with pytest.raises(ConfigMismatch, match=re.escape("2 heads and 2 value heads of size 3, so 18 rows")):
-        assembled(FUSED, Sizes(n_heads=2), tensors)
+        assembled(FUSED, StackSizes(n_heads=2), tensors)
 
 
 def test_an_output_weight_that_is_no_matrix_is_refused():
     tensors = tensors_of(4, 2, 2, 3) | {"layers.0.attn.o.weight": numbers(4)}
     with pytest.raises(AdapterMismatch, match=r"a matrix.*shape \(4,\)"):
-        assembled(SEPARATE, Sizes(n_heads=2), tensors)
+        assembled(SEPARATE, StackSizes(n_heads=2), tensors)
 
 
 def test_without_a_config_the_layer_is_one_wide_head_with_the_same_map():
     tensors = tensors_of(4, 2, 2, 3)
-    known, unknown = assembled(SEPARATE, Sizes(n_heads=2), tensors), assembled(SEPARATE, Sizes(), tensors)
+    known, unknown = assembled(SEPARATE, StackSizes(n_heads=2), tensors), assembled(SEPARATE, StackSizes(), tensors)
     assert (known.heads_known, unknown.heads_known) == (True, False)
     assert (unknown.n_heads, unknown.n_kv, unknown.d_head) == (1, 1, 6)
     torch.testing.assert_close(
@@ -371,7 +375,7 @@ def test_without_a_config_the_layer_is_one_wide_head_with_the_same_map():
 )
 def test_where_the_layout_needs_the_heads_they_are_asked_for(arch, tensors):
     with pytest.raises(HeadsUnknown, match=r"--n-heads"):
-        assembled(arch, Sizes(), tensors)
+        assembled(arch, StackSizes(), tensors)
 
 
 def test_only_the_tensors_of_the_block_are_read():
@@ -380,7 +384,7 @@ def test_only_the_tensors_of_the_block_are_read():
     tensors["layers.0.attn.q.weight"] = numbers(1)
     seen = []
     (stack,) = resolve(SEPARATE, tensors.keys())
-    assemble(SEPARATE, Sizes(n_heads=2), stack.blocks[0], lambda name: seen.append(name) or tensors[name])
+    assemble(SEPARATE, StackSizes(n_heads=2), stack.blocks[0], lambda name: seen.append(name) or tensors[name])
     assert sorted(seen) == sorted(wanted)
 
 

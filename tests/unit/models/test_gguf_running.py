@@ -9,7 +9,7 @@ from gguf.quants import quantize
 import oversmooth as osm
 from oversmooth.errors import BrokenFile, NotLive
 from tests.real_models import real_model
-from tests.unit.models.stores.quantised.checkpoints import tiny_llama
+from tests.unit.models.stores.checkpoints import tiny_llama
 
 F32, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
 NAMES = {"self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_proj": "attn_q"} | {

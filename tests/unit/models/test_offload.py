@@ -5,12 +5,12 @@ import torch
 
 import oversmooth as osm
 from oversmooth.errors import IncompleteWeights, NotSupported, UnknownName
-from oversmooth.models import offload
+from oversmooth.models import live as offload
 from oversmooth.models.live import load_model
-from oversmooth.models.opening import open_source
+from oversmooth.models.open import open_source
 from tests.command_line import oversmooth
 from tests.contract.tiny_models import tiny_model
-from tests.unit.models.stores.quantised import checkpoints as made
+from tests.unit.models.stores import checkpoints as made
 
 
 def assert_same_numbers(found, expected, relative=1e-4):
@@ -53,7 +53,7 @@ def test_a_model_that_does_not_fit_is_offloaded_by_itself(tmp_path, monkeypatch)
     model, inputs = tiny_model("llama")
     model.save_pretrained(tmp_path)
     assert not offload.is_offloaded(load_model(open_source(tmp_path), "measure"))
-    monkeypatch.setattr(offload, "_free_memory", lambda: 10_000)
+    monkeypatch.setattr(offload, "free_memory", lambda: 10_000)
     found = osm.measure(tmp_path, [inputs])
     assert "weights read block by block" in found.provenance.compute_dtype
     assert not offload.is_offloaded(load_model(open_source(tmp_path, offload=False), "measure"))

@@ -25,10 +25,10 @@ from oversmooth.errors import (
     UnknownArchitecture,
 )
 from oversmooth.models.families import REFUSED
-from oversmooth.models.opening import open_source
-from oversmooth.output.report.page import page_of
-from oversmooth.output.report.render import render
-from oversmooth.output.terminal.tables import show_inspection
+from oversmooth.models.open import open_source
+from oversmooth.output.page import page_of
+from oversmooth.output.render import render
+from oversmooth.output.tables import show_inspection
 from tests.contract.tiny_models import TINY, tiny_model
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oversmooth.output.report.theory import _label_side
+from oversmooth.output.theory_sections import _label_side
 
 SPAN = 2.0  # of which a number takes up 0.18
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 import numpy
 import pytest
 
-CSS = (files("oversmooth.output.report") / "page.css").read_text(encoding="utf-8")
+CSS = (files("oversmooth.output") / "page.css").read_text(encoding="utf-8")
 HAPPENS = ("smooth", "sharpen", "neutral")
 PARTS = ("attention", "feed-forward", "cross-attention", "norm", "other")
 SERIES = ("series-1", "series-2", "series-3", "series-4")
@@ -86,6 +86,6 @@ def test_the_measure_of_difference_can_fail():
 
 def test_figures_name_only_colours_that_the_page_has():
     known = themes()["light"]
-    for source in (entry for entry in files("oversmooth.output.report").iterdir() if entry.name.endswith(".py")):
+    for source in (entry for entry in files("oversmooth.output").iterdir() if entry.name.endswith(".py")):
         for name in re.findall(r"var\(--([a-z0-9-]+)\)", source.read_text(encoding="utf-8")):
             assert name in known, (source.name, name)

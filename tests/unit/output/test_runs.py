@@ -6,11 +6,10 @@ import pytest
 import torch
 
 import oversmooth as osm
-from oversmooth.output.report.blocks import Pair, Plot
-from oversmooth.output.report.intention import intention_words
-from oversmooth.output.report.run_pages import runs_page, watched_page
-from oversmooth.output.report.runs import TrainedRun, figures_over_steps, grouped, line_style, run_names
-from oversmooth.training.recipes.run_folders import intention
+from oversmooth.output.blocks import Pair, Plot
+from oversmooth.output.run_pages import figures_over_steps, intention_words, line_style, runs_page, watched_page
+from oversmooth.recipes.run_folder import intention
+from oversmooth.results.runs import TrainedRun, grouped, run_names
 from tests.contract.tiny_models import tiny_model
 
 

@@ -2,16 +2,19 @@
 
 import http.client
 import json
+import socket
+import struct
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from oversmooth.errors import BadValue, BrokenFile
-from oversmooth.output.findings import Finding
-from oversmooth.output.report.blocks import Page, Plot, Section, table_of
-from oversmooth.output.report.serving import LOOPBACK, page_server
+from oversmooth.output.blocks import Page, PageSection, Plot, table_of
+from oversmooth.output.render import LOOPBACK, page_server
+from oversmooth.results.wording import Highlight
 
 
 def page(number):
@@ -21,8 +24,8 @@ def page(number):
         eyebrow="",
         verdict=f"step {number} <b>",
         facts=(("steps", str(number)),),
-        findings=(Finding(text=f"finding {number}", section="top", title="Top"),),
-        sections=(Section(id="top", blocks=[plot, table_of("runs", "Runs", [{"run": "a", "steps": number}])]),),
+        findings=(Highlight(text=f"finding {number}", section="top", title="Top"),),
+        sections=(PageSection(id="top", blocks=[plot, table_of("runs", "Runs", [{"run": "a", "steps": number}])]),),
         footer="",
     )
 
@@ -64,7 +67,9 @@ def test_a_page_with_other_columns_or_without_sentences_has_other_parts():
     both = page(1)
     assert both.parts == page(2).parts
     assert replace(both, findings=()).parts != both.parts
-    wider = Section(id="top", blocks=[*both.sections[0].blocks[:1], table_of("runs", "Runs", [{"run": "a", "of": 2}])])
+    wider = PageSection(
+        id="top", blocks=[*both.sections[0].blocks[:1], table_of("runs", "Runs", [{"run": "a", "of": 2}])]
+    )
     assert replace(both, sections=(wider,)).parts != both.parts
 
 
@@ -89,3 +94,18 @@ def test_a_file_that_cannot_be_read_just_now_is_said_and_asked_for_again():
 def test_a_port_that_is_taken_is_refused():
     with served(lambda: page(1)) as port, pytest.raises(BadValue, match=r"--port must be a free port"):
         page_server(lambda: page(1), port)
+
+
+def test_a_browser_that_goes_away_is_no_error(capfd):
+    def slow():
+        time.sleep(0.2)
+        return replace(page(1), footer="x" * 5_000_000)
+
+    with served(slow) as port:
+        for _ in range(3):
+            gone = socket.create_connection((LOOPBACK, port))
+            gone.sendall(f"GET / HTTP/1.1\r\nHost: {LOOPBACK}:{port}\r\n\r\n".encode())
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset, not closed
+            gone.close()
+        time.sleep(1.0)
+    assert capfd.readouterr().err == ""

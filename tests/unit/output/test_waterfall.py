@@ -2,7 +2,7 @@
 
 import pytest
 
-from oversmooth.output.report.features import _waterfall
+from oversmooth.output.measured_sections import _waterfall
 from oversmooth.results.measurement import Attribution, KindChange, Part
 
 CHANGES = {"attention": (-1.0, "smoothing"), "feed-forward": (0.4, "sharpening"), "norm": (-0.1, "no clear change")}

@@ -5,8 +5,8 @@ import torch
 
 import oversmooth as osm
 from oversmooth.errors import BadValue, NotSupported, WrongBatch
-from oversmooth.output.report.lengths import lengths_page
-from oversmooth.output.report.render import render
+from oversmooth.output.curve_pages import lengths_page
+from oversmooth.output.render import render
 from tests.contract.tiny_models import tiny_model
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -9,16 +9,15 @@ import torch
 from torch import nn
 
 from oversmooth import predict
-from oversmooth.control.projection import Form, kept_weights
+from oversmooth.control.projection import EigenvalueForm, kept_weights
 from oversmooth.errors import BadValue, NoData, UnknownName
 from oversmooth.models.canonical import AttentionWeights, Norm
-from oversmooth.prediction.guarantee import Guarantee, guarantee
-from oversmooth.prediction.summary import _regime
-from oversmooth.prediction.theory import radii, sample
-from oversmooth.prediction.theory.asymptotics import asymptotics_each
-from oversmooth.prediction.theory.ladder import RUNGS
-from oversmooth.prediction.theory.layer import AttentionLayer
-from oversmooth.prediction.theory.sample import sample_layer
+from oversmooth.prediction import ladder as sample
+from oversmooth.prediction import radii
+from oversmooth.prediction.asymptotics import asymptotics_each
+from oversmooth.prediction.ladder import RUNGS, sample_layer
+from oversmooth.prediction.operator import AttentionLayer
+from oversmooth.prediction.summary import Guarantee, _regime, guarantee
 from oversmooth.prediction.verdicts import (
     _guarantee_statement,
     agreements,
@@ -29,7 +28,7 @@ from oversmooth.prediction.verdicts import (
 )
 from oversmooth.results import Prediction
 from tests.contract.tiny_models import AttentionStack, tiny_model
-from tests.unit.prediction.theory.random_layers import generator, normal, random_attention
+from tests.unit.prediction.random_layers import generator, normal, random_attention
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +89,7 @@ def test_a_layer_whose_heads_decouple_is_proved_to_sharpen():
             weights = AttentionWeights(
                 w_v=mixer.in_proj_weight[64:].view(4, 8, 32), w_o=mixer.out_proj.weight.view(32, 4, 8)
             )
-            replaced = kept_weights(weights, Form(low=-1.0, high=-0.1))
+            replaced = kept_weights(weights, EigenvalueForm(low=-1.0, high=-0.1))
             mixer.in_proj_weight[64:] = replaced.w_v.flatten(0, 1)
             mixer.out_proj.weight.copy_(replaced.w_o.flatten(1))
     found = predict(model, [torch.randn(1, 9, 32)])
@@ -223,7 +222,7 @@ def test_one_pass_is_told_from_what_was_measured_with_how_sure_that_is(
 def pre_norm_layer(source, interval, spread, *, is_causal=False):
     """A pre-norm layer of the eigenbasis form, on tokens whose scales differ by about `spread`."""
     weights = AttentionWeights(w_v=normal(source, 2, 3, 6), w_o=normal(source, 6, 2, 3))
-    weights = kept_weights(weights, Form(low=interval[0], high=interval[1]))
+    weights = kept_weights(weights, EigenvalueForm(low=interval[0], high=interval[1]))
     norms = {"attn_norm": Norm(kind="rms", weight=torch.ones(6, dtype=torch.float64))}
     layer = AttentionLayer(weights=dataclasses.replace(weights, norms=norms), dtype=torch.float64)
     x = nn.functional.normalize(normal(source, 7, 6), dim=1)

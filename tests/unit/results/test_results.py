@@ -11,8 +11,6 @@ import pytest
 
 from oversmooth import results
 from oversmooth.errors import BrokenFile, MissingDependency
-from oversmooth.output.notebook import html_table
-from oversmooth.output.numbers import format_cell, signed
 from oversmooth.results import (
     SCHEMA_VERSION,
     Analysis,
@@ -34,6 +32,7 @@ from oversmooth.results import (
     StackFacts,
     Verification,
 )
+from oversmooth.results.base import format_cell, html_table, signed
 
 HOSTILE = "<script>alert(1)</script>"
 

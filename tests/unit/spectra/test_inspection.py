@@ -9,12 +9,12 @@ import torch
 
 from oversmooth.control.constrain import bake, sharpen
 from oversmooth.models.canonical import AttentionWeights
-from oversmooth.output.report.page import page_of
-from oversmooth.output.report.render import render
-from oversmooth.output.terminal.tables import show_inspection
+from oversmooth.output.page import page_of
+from oversmooth.output.render import render
+from oversmooth.output.tables import show_inspection
 from oversmooth.results import Analysis
-from oversmooth.spectra import inspection
-from oversmooth.spectra.inspection import in_order, inspect
+from oversmooth.spectra import inspect as inspection
+from oversmooth.spectra.inspect import in_order, inspect
 from oversmooth.surveys.rows import rows_of
 
 

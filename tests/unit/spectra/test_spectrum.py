@@ -12,8 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from oversmooth.models.canonical import AttentionWeights, Norm
 from oversmooth.spectra import krylov
 from oversmooth.spectra import spectrum as spectra
-from oversmooth.spectra.conditioning import eigenvalue_condition
-from oversmooth.spectra.spectrum import head_cores, head_spectra, spectrum
+from oversmooth.spectra.spectrum import _eigenvectors, _projector_norm, head_cores, head_spectra, spectrum
 from oversmooth.spectra.value_map import ValueMap, bias_norm, folded_map, plain_map, value_norm_and_asymmetry
 
 F64 = torch.float64
@@ -29,6 +28,12 @@ SHAPES = {  # d_model, n_heads, n_kv, d_head
     "heads wider than the model": (3, 2, 1, 5),
 }
 each_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+
+
+def eigenvalue_condition(matrix, value, multiplicity=1):
+    """1 / |y^H x| of unit left and right eigenvectors; `None` where it is not finite."""
+    vectors = _eigenvectors(matrix, complex(value), multiplicity)
+    return None if vectors is None else _projector_norm(*vectors)
 
 
 def generator(seed):

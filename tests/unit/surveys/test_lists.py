@@ -3,7 +3,7 @@
 import pytest
 
 from oversmooth.errors import Conflict, NothingChosen, TargetNotFound, UnknownName, UnreadableData
-from oversmooth.surveys.lists import listed
+from oversmooth.surveys.survey import listed
 from tests.small_checkpoints import checkpoint
 
 

@@ -1,18 +1,29 @@
 """The table of a survey: whole parts, nothing twice, one schema for every reader."""
 
+import contextlib
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import pandas
 import pyarrow.dataset
 import pytest
 
 import oversmooth as osm
+from oversmooth.environment.files import held
 from oversmooth.errors import BrokenFile, CannotResume, FolderInUse, UnknownName
-from oversmooth.output.held_folders import held
-from oversmooth.surveys import reading
-from oversmooth.surveys.reading import Options
-from oversmooth.surveys.schema import COLUMNS, EFFORT, NAMES
-from oversmooth.surveys.table import SurveyTable
+from oversmooth.output.atlas import atlas_html
+from oversmooth.surveys import survey as survey_module
+from oversmooth.surveys import table as table_module
+from oversmooth.surveys import worker as reading
+from oversmooth.surveys.engines import serial
+from oversmooth.surveys.rows import COLUMNS, EFFORT, NAMES
+from oversmooth.surveys.table import SurveyTable, SurveyWarning, _parquet
+from oversmooth.surveys.worker import Options
+from tests.rude_server import head, rude_server
 from tests.small_checkpoints import FAMILIES, checkpoint
 
 
@@ -160,6 +171,32 @@ def test_a_folder_of_something_else_is_left_alone(models, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+KILLED = """
+import os, signal, sys
+import oversmooth as osm
+target, out, left = sys.argv[1], sys.argv[2], [int(sys.argv[3])]
+def see(event, arguments):
+    if event == "os.rename":
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(see)
+osm.survey([target], out)
+"""
+
+
+@pytest.mark.parametrize("file", [1, 2, 3])
+def test_a_survey_that_was_killed_before_any_of_its_first_files_had_its_name_is_continued(file, models, tmp_path):
+    out, target = tmp_path / "table", str(models / "llama")
+    done = subprocess.run([sys.executable, "-c", KILLED, target, str(out), str(file)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(out.rglob("*.partial"))) == 1
+    assert [(out / name).exists() for name in ("survey.json", "parts.json")] == [file > 1, file > 2]
+    assert osm.survey([target], out).models == 1
+    assert osm.read_survey(out).target.unique().tolist() == [target]
+    assert not list(out.rglob("*.partial"))
+
+
 def test_two_surveys_do_not_write_one_table(models, tmp_path):
     from tests.command_line import fresh_python
 
@@ -170,17 +207,144 @@ def test_two_surveys_do_not_write_one_table(models, tmp_path):
     assert FolderInUse.__name__ in done.stderr
 
 
-def test_what_a_killed_run_left_half_written_does_not_count_and_goes(tmp_path):
+class Killed(Exception):
+    """Where SIGKILL would end the process."""
+
+
+@pytest.mark.parametrize("writes", range(5))
+def test_a_part_that_was_killed_at_any_write_is_whole_or_gone(writes, tmp_path, monkeypatch):
     table = SurveyTable.at(tmp_path / "table", Options())
-    row = dict.fromkeys(NAMES) | {"target": "a", "status": "read"}
-    table.add([("model", row), ("layer", row)])
-    (whole,) = table.parts()
-    layers = tmp_path / "table" / "level=layer"
-    (layers / "part-00001-left.parquet").write_bytes((layers / whole).read_bytes())  # killed before its models
-    (layers / ".part-00002.partial").write_bytes(b"PAR1")
+    row = dict.fromkeys(NAMES) | {"status": "read"}
+    table.add([("model", row | {"target": "a"}), ("layer", row | {"target": "a"})])
+    write, left = table_module._write, list(range(writes))
+
+    def killed(path, content):
+        if not left:
+            path.with_name(f".{path.name}.partial").write_bytes(content[:9])
+            raise Killed
+        left.pop()
+        write(path, content)
+
+    monkeypatch.setattr(table_module, "_write", killed)
+    with contextlib.suppress(Killed):
+        table.add([("model", row | {"target": "b"}), ("layer", row | {"target": "b"})])
+    monkeypatch.setattr(table_module, "_write", write)
     again = SurveyTable.at(tmp_path / "table", Options())
-    assert again.parts() == [whole]
-    assert [path.name for path in layers.iterdir()] == [whole]
+    expected = ["a", "b"] if writes >= 3 else ["a"]  # announced, then two files, then listed
+    assert [row["target"] for row in again.models()] == expected
+    assert osm.read_survey(tmp_path / "table").target.tolist() == sorted(expected * 2)
+    files = [path.name for path in (tmp_path / "table").rglob("*") if path.is_file() and "level=" in str(path)]
+    assert sorted(files) == sorted(again.parts() * 2)
+
+
+def _delete(out, part):
+    (out / "level=layer" / part).unlink()
+
+
+def _flip(out, part):
+    content = bytearray((out / "level=layer" / part).read_bytes())
+    content[len(content) // 3] ^= 1
+    (out / "level=layer" / part).write_bytes(content)
+
+
+def _cut(out, part):
+    path = out / "level=model" / part
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def _exchange(out, part):
+    (out / "level=model" / part).write_bytes(_parquet([]))
+
+
+@pytest.mark.parametrize("damage", [_delete, _flip, _cut, _exchange])
+def test_a_resumed_survey_does_again_what_is_damaged_and_says_so(damage, models, tmp_path):
+    out, chosen = tmp_path / "table", [str(models / "llama"), str(models / "bert")]
+    for target in chosen:
+        osm.survey([target], out, extremes=True)
+    whole = osm.read_survey(out).drop(columns=[column.name for column in EFFORT])
+    damage(out, SurveyTable(out).parts()[0])
+    for read in (osm.read_survey, atlas_html):
+        with pytest.raises(BrokenFile, match="Run the same survey into this folder again"):
+            read(out)
+    with pytest.warns(SurveyWarning, match="not as they were written; their models are done again: part-00000"):
+        counts = osm.survey(chosen, out)
+    assert (counts.earlier, counts.read) == (1, 1)
+    again = osm.read_survey(out).drop(columns=[column.name for column in EFFORT])
+    pandas.testing.assert_frame_equal(again, whole)
+
+
+def test_files_of_another_survey_do_not_become_rows(models, tmp_path):
+    osm.survey([str(models / "llama")], tmp_path / "table")
+    osm.survey([str(models / "bert")], tmp_path / "other")
+    for file in (tmp_path / "other").rglob("*.parquet"):
+        (tmp_path / "table" / file.parent.name / file.name).write_bytes(file.read_bytes())
+    assert set(osm.read_survey(tmp_path / "table").target) == {str(models / "llama")}
+    with pytest.warns(
+        SurveyWarning, match=r"does not list were renamed to _not-of-this-survey-.*: level=model/part-00000"
+    ):
+        osm.survey([str(models / "llama")], tmp_path / "table")
+    found = pyarrow.dataset.dataset(tmp_path / "table", format="parquet", exclude_invalid_files=True)
+    assert found.count_rows() == 3
+    assert len(list((tmp_path / "table").rglob("_not-of-this-survey-*"))) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"{}", b'{"parts": {"../x": {"model": {"rows": 1, "sha256": ""}}}, "announced": {}}', None],
+)
+def test_a_list_of_parts_that_cannot_be_read_is_an_error_of_ours(content, models, tmp_path):
+    osm.survey([str(models / "llama")], tmp_path / "table")
+    place = tmp_path / "table" / "parts.json"
+    place.unlink() if content is None else place.write_bytes(content)
+    for read in (osm.read_survey, atlas_html, lambda out: osm.survey([str(models / "llama")], out)):
+        with pytest.raises(BrokenFile, match=r"parts\.json"):
+            read(tmp_path / "table")
+
+
+def test_finished_rows_are_on_the_disk_while_the_next_target_takes_its_time(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(survey_module, "SHORTEST_PART_SECONDS", 0.05)
+    monkeypatch.setattr(survey_module, "LOOK_SECONDS", 0.01)
+    out, seen = tmp_path / "table", []
+
+    def slow(targets, options, limits, workers):
+        for outcome in serial(targets, options, limits):
+            yield outcome
+            until = time.monotonic() + 10
+            while not seen and time.monotonic() < until:
+                seen.extend(osm.read_survey(out, "model").target)
+
+    monkeypatch.setattr(survey_module, "serial", slow)
+    osm.survey([str(models / "llama")], out)
+    assert seen == [str(models / "llama")]
+
+
+def test_rows_are_written_when_the_survey_is_interrupted(models, tmp_path, monkeypatch):
+    def interrupted(targets, options, limits, workers):
+        yield from serial(targets, options, limits)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(survey_module, "serial", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        osm.survey([str(models / "llama")], tmp_path / "table")
+    assert len(osm.read_survey(tmp_path / "table", "model")) == 1
+
+
+def test_a_server_that_asks_for_days_costs_its_own_targets_and_no_other(models, tmp_path):
+    asked = []
+
+    def answer(request):
+        asked.append(request.path)
+        yield head("429 Too Many Requests", Retry_After=999_999, Content_Length=0)
+
+    with rude_server(answer) as url:
+        listed = [f"{url}/a/", f"{url}/b/", str(models / "llama")]
+        counts = osm.survey(listed, tmp_path / "table")
+    assert (counts.read, counts.failed) == (1, 2)
+    rows = osm.read_survey(tmp_path / "table", "model").set_index("target")
+    for target in listed[:2]:
+        assert "asks to wait 99999" in rows.loc[target, "reason"]
+        assert "the longest wait is 900" in rows.loc[target, "reason"]
+    assert len(asked) == 1  # and was not asked again
 
 
 def test_models_that_failed_can_be_tried_again_and_the_others_stay(tmp_path):

@@ -9,8 +9,7 @@ from torch import nn
 
 import oversmooth as osm
 from oversmooth.errors import BadValue, UnknownName
-from oversmooth.training.monitor import CollapseWarning
-from oversmooth.training.processes import unwrapped
+from oversmooth.training.monitor import CollapseWarning, unwrapped
 
 
 def encoder() -> nn.Module:

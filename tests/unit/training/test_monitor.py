@@ -8,7 +8,8 @@ from torch import nn
 
 import oversmooth as osm
 from oversmooth.errors import BadValue, BrokenFile
-from oversmooth.output.report.training import read_run, training_page
+from oversmooth.output.run_pages import training_page
+from oversmooth.results.runs import read_run
 from tests.contract.tiny_models import tiny_model
 
 

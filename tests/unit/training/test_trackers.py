@@ -9,7 +9,7 @@ from torch import nn
 
 import oversmooth as osm
 from oversmooth.errors import MissingDependency, UnknownName
-from oversmooth.training.trackers import TRACKERS, tensorboard, tracker
+from oversmooth.training.callback import TRACKERS, tensorboard, tracker
 
 
 @pytest.mark.parametrize("name", TRACKERS)

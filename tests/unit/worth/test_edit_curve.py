@@ -5,13 +5,13 @@ import torch
 
 import oversmooth as osm
 from oversmooth.control.edit import Change
-from oversmooth.control.projection import Form
+from oversmooth.control.projection import EigenvalueForm
 from oversmooth.errors import BadValue, NothingChosen
 from oversmooth.results import EditPoint, Loss
 from oversmooth.worth.edit_curve import _judged
 from tests.unit.worth.test_task_loss import FEW, causal
 
-SHARPEN = Change(form=Form(low=-1.0, high=0.0))
+SHARPEN = Change(form=EigenvalueForm(low=-1.0, high=0.0))
 
 
 def point(strength, increase, cosine):
@@ -80,8 +80,8 @@ def test_what_is_no_edit_is_refused(options, error, words):
 
 
 def test_the_page_has_the_verdict_and_both_curves(curve):
-    from oversmooth.output.report.edit_curve import edit_curve_page
-    from oversmooth.output.report.render import render
+    from oversmooth.output.curve_pages import edit_curve_page
+    from oversmooth.output.render import render
 
     page = edit_curve_page(curve)
     assert page.verdict == curve.verdict

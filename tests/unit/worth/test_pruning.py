@@ -10,7 +10,7 @@ import oversmooth as osm
 from oversmooth.errors import BadValue, CannotControl, Conflict, NothingChosen, UnknownName
 from oversmooth.models.hooks.removal import removed
 from oversmooth.models.live import call_model
-from oversmooth.models.opening import open_source
+from oversmooth.models.open import open_source
 from tests.contract.tiny_models import tiny_model
 
 FEW = [{"input_ids": torch.arange(3, 15)[None] + shift} for shift in range(4)]

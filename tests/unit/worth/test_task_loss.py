@@ -74,7 +74,7 @@ def test_a_task_that_the_model_has_no_head_for_is_refused(task, error, words):
 
 def test_removing_a_part_costs_what_the_model_without_it_loses():
     from oversmooth.models.hooks.removal import removed
-    from oversmooth.models.opening import open_source
+    from oversmooth.models.open import open_source
 
     model = causal()
     result = osm.ablate(model, FEW, theory=False)
@@ -124,14 +124,15 @@ def masked_folder(tmp_path_factory):
 
 
 def masked_questions(folder, seed=0):
-    from oversmooth.data.reading import Reading
-    from oversmooth.measurement.passes import Seen
+    from oversmooth.data.options import DataOptions
+    from oversmooth.measurement.passes import Processed
+    from oversmooth.models.open import open_model
     from oversmooth.worth.task_loss import open_judged, questions
 
-    how = Reading(per_line=True, seed=seed)
-    live, task = open_judged(str(folder), str(folder / "texts.txt"), None, "loss", how)
+    how = DataOptions(per_line=True, seed=seed)
+    live, data, task = open_judged(open_model(str(folder)), str(folder / "texts.txt"), None, "loss", how)
     assert task == "masked language"
-    return live, list(questions(live, task, how, Seen()))
+    return live, list(questions(live, data, task, how, Processed()))
 
 
 def test_masked_tokens_are_drawn_from_the_seed_and_asked_for_alone(masked_folder):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from oversmooth.control.rules import LayerFacts, Rule
+from oversmooth.control.interventions import LayerFacts, Rule
 
 
 class Dampen(Rule):

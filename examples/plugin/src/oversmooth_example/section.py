@@ -1,10 +1,10 @@
 """A section of the report."""
 
-from oversmooth.output.report.blocks import Section, Words
+from oversmooth.output.blocks import PageSection, Words
 from oversmooth.results import Analysis
 
 
-def flattest_layer(analysis: Analysis) -> Section | None:
+def flattest_layer(analysis: Analysis) -> PageSection | None:
     """Which block leaves the tokens most alike; nothing where nothing was measured."""
     if analysis.measurement is None:
         return None
@@ -13,4 +13,4 @@ def flattest_layer(analysis: Analysis) -> Section | None:
         return None
     worst = max(points, key=lambda point: point.mean)
     text = f"The tokens are most alike behind block {worst.depth - 1}, at a mean cosine of {worst.mean:.3f}."
-    return Section(id="flattest", title="The flattest layer", blocks=(Words(text=text),))
+    return PageSection(id="flattest", title="The flattest layer", blocks=(Words(text=text),))

@@ -20,16 +20,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from oversmooth.models.canonical import AttentionWeights
-from oversmooth.models.discovery.operations import MOVES
-from oversmooth.models.discovery.weights import Parameters
-from oversmooth.models.hooks.attention_maps import Awaited, blocks_watched
-from oversmooth.models.hooks.gains import TokenGains
-from oversmooth.models.hooks.maps import AttentionMaps
-from oversmooth.models.norms import epsilon_of
-from oversmooth.models.resolve import BlockNames
+from oversmooth.models.canonical import AttentionWeights, TokenGains, ValueChain, epsilon_of
+from oversmooth.models.discovery.operations import MOVES, Parameters
+from oversmooth.models.hooks.attention_maps import AttentionMaps, NextAttention, blocks_watched
+from oversmooth.models.identify import BlockNames
 from oversmooth.models.stores.module import ModuleStore
-from oversmooth.models.value_chain import ValueChain
 
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "convolution": (0, 1)}
 """Positions of the two factors among the arguments."""
@@ -73,7 +68,7 @@ class EqualTokenCheck:
         self.tokens = max(self.tokens, len(seen))
 
 
-Layered = tuple[BlockNames, Awaited, AttentionWeights]
+Layered = tuple[BlockNames, NextAttention, AttentionWeights]
 """A block by its names, how its attention is awaited, and its canonical weights."""
 
 
@@ -99,7 +94,7 @@ def prepared(
         yield checks
 
 
-def _gains(take: Callable[[tuple[str, int]], AttentionMaps], one: Awaited) -> TokenGains:
+def _gains(take: Callable[[tuple[str, int]], AttentionMaps], one: NextAttention) -> TokenGains:
     """Of every token of a batch, one sequence after the other; sums of rows are gains here."""
     maps = take(one.layer)
     found = [maps.all_gains(sequence) for sequence in range(maps.sequences)]

@@ -1,35 +1,154 @@
-"""A small random model of a transformers config: a few blocks, few experts, few tokens, on the CPU.
+"""Small random models built from the config of a checkpoint whose type is not declared.
 
 Two sizes. `layout` keeps every width, because widths, heads and their sizes make the layout of a checkpoint; it shrinks
 depth, vocabulary, experts and the feed-forward. `tiny` shrinks widths too, for checks of a family as such.
+
+The skeleton has the widths of the checkpoint and two blocks with random weights. Its declaration is in the names of the
+live model; the names on disk are found by saving the skeleton as transformers saves models and comparing contents, so that
+renames, fused and split weights need no knowledge of ours.
 """
 
+import hashlib
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
-from oversmooth.models.discovery.small_sizes import (
-    CLASSES,
-    DEPTH,
-    FEW,
-    FIXED,
-    HEADS,
-    LARGEST,
-    LAYOUT,
-    LENGTHS,
-    MEANINGS,
-    OPEN,
-    PLACES_OF_ATTENTION,
-    TINY,
-    VALUE_HEADS,
-    WHOLE,
-    WIDTHS,
-    WORKING,
-)
+from oversmooth.errors import NotDiscovered, first_line
+from oversmooth.models.canonical import AttentionWeights, assemble
+from oversmooth.models.declaration import NORM_ROLES, Arch, Discovery, Paths, sizes_of
+from oversmooth.models.discovery.declare import NUMBER, Irregular, fused_form, relative, spelled, template_of
+from oversmooth.models.discovery.watch import discovered, own_stack
+from oversmooth.models.identify import BlockNames, TensorNames
+from oversmooth.models.stores.module import describe, tensors_of
+
+# --- sizes of small models of transformers, by the names that configs have for them ---
+
+DEPTH = 2
+
+
+def each_named(names: str, value: int) -> dict[str, int]:
+    return dict.fromkeys(names.split(), value)
+
+
+DEPTHS = {
+    **each_named(
+        "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_encoder_layers "
+        "num_decoder_layers depth num_decode_layers encoder_num_hidden_layers decoder_num_hidden_layers "
+        "num_blocks text_encoder_layers vision_layers num_transformer_layers n_encoder_layers "
+        "n_decoder_layers num_adapter_layers encoder_num_layers decoder_num_layers transformer_layers "
+        "num_self_attends_per_block",
+        DEPTH,
+    ),
+    "num_hidden_groups": 1,
+    "num_feature_levels": 4,
+    "num_kv_shared_layers": 0,
+}
+"""How deep."""
+
+BREADTHS = {
+    **each_named(
+        "vocab_size char_vocab_size text_vocab_size audio_vocab_size codebook_size "
+        "vocab_size_per_layer_input vocab_size_per_layer decoder_vocab_size semantic_vocab_size "
+        "input_vocab_size output_vocab_size encoder_vocab_size target_vocab_size speech_vocab_size",
+        256,
+    ),
+    **each_named("num_experts num_local_experts n_routed_experts moe_num_experts", 4),
+    **each_named("num_experts_per_tok num_experts_per_token moe_topk top_k_experts moe_k", 2),
+    **each_named("n_group topk_group moe_num_groups num_expert_group", 1),
+    **each_named(
+        "intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim d_ff n_inner moe_intermediate_size "
+        "shared_expert_intermediate_size ffn_hidden_size mlp_hidden_size dim_feedforward "
+        "feed_forward_size expert_ffn_hidden_size encoder_intermediate_size decoder_intermediate_size",
+        64,
+    ),
+}
+"""What is beside the value path."""
+
+WIDTHS = {
+    **each_named(
+        "hidden_size d_model n_embd dim embed_dim embedding_size hidden_dim decoder_hidden_size "
+        "encoder_hidden_size embed_size d_embed projection_dim text_embed_dim word_embed_proj_dim "
+        "hidden_size_per_layer_input projection_hidden_size out_hidden_size text_hidden_size "
+        "vision_hidden_size rnn_hidden_dim mask_feature_size fpn_hidden_size feature_size "
+        "decoder_hidden_dim encoder_hidden_dim attention_hidden_size",
+        32,
+    ),
+    **each_named(
+        "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads "
+        "decoder_num_attention_heads encoder_num_attention_heads num_encoder_attention_heads "
+        "num_decoder_attention_heads attention_heads vision_attention_heads text_attention_heads "
+        "num_cross_attention_heads num_self_attention_heads decoder_num_heads",
+        4,
+    ),
+    **each_named("num_key_value_heads num_kv_heads n_head_kv multi_query_group_num swa_num_key_value_heads", 2),
+    **each_named("head_dim d_kv attention_head_dim attention_head_size global_head_dim swa_head_dim", 8),
+    **each_named("q_lora_rank kv_lora_rank", 16),
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "rotary_dim": 8,
+    "v_head_dim": 8,
+    "qk_head_dim": 16,
+    **each_named("mamba_d_state ssm_state_size state_size mamba_d_ssm mamba_head_dim mamba_headdim", 8),
+    **each_named("mamba_n_heads mamba_d_head mamba_num_heads", 8),
+}
+"""Widths and heads."""
+
+LENGTHS = {
+    **each_named(
+        "max_position_embeddings n_positions max_source_positions max_target_positions "
+        "max_sequence_length max_seq_len seq_length n_ctx max_seqlen",
+        128,
+    ),
+    **each_named("image_size img_size input_size", 32),
+    "patch_size": 8,
+    "num_mel_bins": 16,
+    "sliding_window": 64,
+    "num_queries": 6,
+    "num_object_queries": 6,
+    "num_frames": 4,
+    "num_keypoints": 4,
+    "tubelet_size": 2,
+}
+"""How much is fed."""
+
+
+PLACES_OF_ATTENTION: Mapping[str, Any] = {
+    **dict.fromkeys(("attn_layer_indices", "hybrid_layer_ids", "full_attn_idxs", "attention_layers_idx"), (1,)),
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "full_attention_interval": 2,
+}
+"""Which of the two blocks of a hybrid has attention."""
+MEANINGS = ("token_id", "token_index", "_id")
+"""Endings of fields that name one entry of a vocabulary."""
+
+HEADS = tuple(name for name, value in WIDTHS.items() if value == 4)
+VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+FIXED = (*(name for name, value in WIDTHS.items() if value in (8, 12, 16)), "qk_rope_head_dim")
+"""Sizes inside a head, and ranks."""
+LAYOUT = {**DEPTHS, **BREADTHS}
+"""For a model with the layout of a checkpoint."""
+CLASSES: Mapping[str, str] = {
+    "lw_detr_vit": "LwDetrViTBackbone",
+    "rf_detr_dinov2": "RfDetrDinov2Backbone",
+    "slanet": "SLANetForTableRecognition",
+    "slanext": "SLANeXtForTableRecognition",
+}
+"""The class that shows a type at work, where there are several and none is in an auto class."""
+
+
+# --- A small random model of a transformers config: a few blocks, few experts, few tokens, on the CPU ---
 
 
 def shrunk(config: Any, table: Mapping[str, Any]) -> Any:
@@ -53,7 +172,7 @@ def shrunk(config: Any, table: Mapping[str, Any]) -> Any:
             if isinstance(getattr(config, name, None), int):
                 setattr(config, name, _heads(config, HEADS))
     _per_layer(config)
-    _rotary_sections(config)
+    fit_rotary_sections(config)
     return config
 
 
@@ -62,34 +181,7 @@ def _heads(config: Any, names: Sequence[str]) -> int:
     return next((value for name in names if isinstance(value := getattr(config, name, None), int)), 0)
 
 
-def constructed(config: Any, table: Mapping[str, Any]) -> Any:
-    """A new config of the same class from the table's values, so that what it derives from its fields fits them."""
-    given = {}
-    for name, part in vars(config).items():
-        if hasattr(part, "model_type") and hasattr(part, "to_dict"):
-            given[name] = constructed(part, table)
-        elif name in table and isinstance(part, int) and not isinstance(part, bool):
-            given[name] = min(table[name], part)
-    new = type(config)(**given, **_lists_of_layers(config, given.get("num_hidden_layers", DEPTH)))
-    _rotary_sections(new)
-    return new
-
-
-def filled(config: Any) -> Any:
-    """The config with numbers where its defaults leave open what a model cannot be built without."""
-    for part in list(vars(config).values()):
-        if hasattr(part, "model_type") and hasattr(part, "to_dict"):
-            filled(part)
-    for name, value in OPEN.items():
-        if getattr(config, name, ...) is None:
-            setattr(config, name, value)
-    rotary, kinds = getattr(config, "rope_parameters", None), getattr(config, "layer_types", None)
-    if isinstance(rotary, dict) and "rope_type" in rotary and kinds:
-        config.rope_parameters = {**rotary, **{kind: dict(rotary) for kind in kinds}}
-    return config
-
-
-def _rotary_sections(config: Any) -> None:
+def fit_rotary_sections(config: Any) -> None:
     """Positions in time, height and width share the channels of a head."""
     named = getattr(config, "rope_parameters", None)
     if not isinstance(named, dict):
@@ -118,11 +210,11 @@ def _per_layer(config: Any) -> None:
     """Lists with an entry per layer end with the layers."""
     depth = getattr(config, "num_hidden_layers", None)
     if isinstance(depth, int):
-        for name, value in _lists_of_layers(config, depth).items():
+        for name, value in layer_lists(config, depth).items():
             setattr(config, name, value)
 
 
-def _lists_of_layers(config: Any, depth: int) -> dict[str, list[Any]]:
+def layer_lists(config: Any, depth: int) -> dict[str, list[Any]]:
     """The lists with an entry per layer, cut to a depth so that the last kinds of layer remain."""
     found = {}
     for name, value in vars(config).items():
@@ -132,49 +224,6 @@ def _lists_of_layers(config: Any, depth: int) -> dict[str, list[Any]]:
             chosen = [next(part for part in value if str(part) == kind) for kind in kinds][-depth:]
             found[name] = (chosen * depth)[:depth]
     return found
-
-
-def scaled(config: Any) -> Any:
-    """Fewer heads of the same size: what has to fit the size of a head still does."""
-    for part in list(vars(config).values()):
-        if hasattr(part, "model_type") and hasattr(part, "to_dict"):
-            scaled(part)
-    heads = [name for name in HEADS if isinstance(getattr(config, name, None), int)]
-    if not heads:
-        return config
-    most = max(getattr(config, name) for name in heads)
-    factor = next((most // few for few in (4, 3, 2, 1) if most % few == 0), 1)
-    widths = [name for name in WIDTHS if name not in FIXED and isinstance(getattr(config, name, None), int)]
-    if any(getattr(config, name) % factor for name in widths):
-        return config
-    for name in widths:
-        setattr(config, name, max(1, getattr(config, name) // factor))
-    return config
-
-
-def small_skeletons(model_type: str) -> Iterator[Callable[[], nn.Module]]:
-    """Ways to build a small random model of a type of transformers from its default config, to try in turn."""
-    from transformers import CONFIG_MAPPING
-
-    def config() -> Any:
-        return CONFIG_MAPPING[model_type](**WORKING.get(model_type, {}))
-
-    if model_type in WHOLE:
-        yield lambda: built(CONFIG_MAPPING[model_type](**WHOLE[model_type]))
-    yield lambda: built(shrunk(config(), TINY))
-    yield lambda: built(constructed(config(), TINY))
-    yield lambda: built(shrunk(filled(config()), TINY))
-    yield lambda: built(_that_fits(scaled(shrunk(config(), FEW))))
-    yield lambda: built(_that_fits(shrunk(config(), FEW)))
-
-
-def _that_fits(config: Any) -> Any:
-    """A config whose model, counted without memory for it, is small."""
-    with torch.device("meta"):
-        parameters = sum(parameter.numel() for parameter in _model_of(config).parameters())
-    if parameters > LARGEST:
-        raise ValueError(f"its smallest model has {parameters / 1e6:.0f} million parameters")
-    return config
 
 
 def layout_skeleton(config: Mapping[str, Any]) -> nn.Module:
@@ -189,12 +238,12 @@ def layout_skeleton(config: Mapping[str, Any]) -> nn.Module:
 def built(config: Any, model_class: Any = None) -> nn.Module:
     """The model of a config with random weights, every one of them different from every other."""
     torch.manual_seed(0)
-    model: nn.Module = _model_of(config) if model_class is None else model_class(config)
+    model: nn.Module = model_of(config) if model_class is None else model_class(config)
     randomise(model)
     return model.eval()
 
 
-def _model_of(config: Any) -> Any:
+def model_of(config: Any) -> Any:
     from transformers import AutoModel
 
     return AutoModel.from_config(config) if type(config) in AutoModel._model_mapping else _class_of(config)(config)
@@ -244,3 +293,202 @@ def randomise(model: nn.Module) -> None:
                 parameter.copy_(noise / max(parameter[0].numel(), 1) ** 0.5)
             else:
                 parameter.add_(0.1 * noise)
+
+
+# --- checkpoints of model types that nobody declared: watched on a skeleton built from the config ---
+
+
+def discovered_on_disk(config: Mapping[str, Any]) -> Discovery | None:
+    """The declaration of a checkpoint in its own names; `None` where no library can build a model of its config."""
+    try:
+        settled = json.dumps(config, sort_keys=True)
+    except (TypeError, ValueError):
+        return None
+    return _discovered(settled)
+
+
+@lru_cache(maxsize=8)
+def _discovered(settled: str) -> Discovery | None:
+    config = json.loads(settled)
+    model = _skeleton(config)
+    if model is None:
+        return None
+    found = discovered(model, describe(model))
+    tensors = {name: getattr(owner, attribute).detach() for name, (owner, attribute) in tensors_of(model).items()}
+    saved = tensors if "architecture" in config else _saved(model)
+    return replace(found, archs=tuple(_renamed(arch, tensors, saved) for arch in found.archs))
+
+
+def _skeleton(config: Mapping[str, Any]) -> nn.Module | None:
+    name = str(config.get("model_type") or config.get("architecture") or "the model")
+    try:
+        if "architecture" in config:
+            return _timm_skeleton(config)
+        from transformers import CONFIG_MAPPING
+
+        if config.get("model_type") not in CONFIG_MAPPING:
+            return None
+        with _quiet_transformers():
+            return layout_skeleton(config)
+    except ImportError:
+        return None
+    except MemoryError:
+        raise
+    except Exception as error:  # model classes, and the checks of transformers' configs, raise whatever they like
+        words = f"no small model can be built from its config: {first_line(error)}"
+        raise NotDiscovered(name, words, "Load the model and give it to osm.discover.") from error
+
+
+def _timm_skeleton(config: Mapping[str, Any]) -> nn.Module | None:
+    import timm
+
+    name, arguments = str(config["architecture"]).split(".")[0], dict(config.get("model_args") or {})
+    if not timm.is_model(name):
+        return None
+    try:
+        model = timm.create_model(name, **{**arguments, "depth": 2})
+    except TypeError:  # not every family has one depth
+        model = timm.create_model(name, **arguments)
+    randomise(model)
+    return model.eval()
+
+
+def _saved(model: Any) -> dict[str, Tensor]:
+    """The tensors of a model by the names that it has on disk."""
+    with tempfile.TemporaryDirectory() as folder, _quiet_transformers():
+        model.save_pretrained(folder, max_shard_size="500GB")
+        return {name: value for file in Path(folder).glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Its bars and remarks would be about a model that nobody asked for."""
+    from transformers.utils import logging
+
+    had_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()
+
+
+def _renamed(arch: Arch, live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> Arch:
+    """The declaration in the names on disk."""
+    by_content = {_content(tensor): name for name, tensor in reversed(list(saved.items()))}
+
+    def on_disk(name: str | None) -> str:
+        return "" if not name else by_content.get(_content(live[name]), "")
+
+    blocks = own_stack(arch, live.keys()).blocks
+    found = [_Block(block, on_disk) for block in blocks]
+    if not all(block.output.weight for block in found):
+        raise NotDiscovered(arch.name, f"{blocks[0].output.weight} is stored in another form", "Declare it by hand.")
+    if not all(block.value.weight for block in found):
+        weights = [assemble(arch, sizes_of({}, arch), block, live.__getitem__, 1.0) for block in blocks]
+        arch, found = _regrouped(arch, found, weights, saved)
+    template = _template(arch, [(block.index, block.output.weight) for block in found])
+    paths = _paths(template, found, arch.paths)
+    final = own_stack(arch, live.keys()).final_norm
+    if final is not None and on_disk(final.weight):
+        paths = replace(paths, final_norm=spelled("", 0, on_disk(final.weight), on_disk(final.bias)))
+    return replace(arch, paths=paths, passes=(), n_heads=_one(arch))
+
+
+def _one(arch: Arch) -> int | tuple[int, ...]:
+    heads = arch.n_heads
+    assert heads != "config", "a discovered declaration knows its heads"
+    if isinstance(heads, tuple):
+        raise NotDiscovered(arch.name, "its blocks have different numbers of heads", "Load the model and inspect that.")
+    return heads
+
+
+class _Block:
+    """The names on disk of one block."""
+
+    def __init__(self, block: BlockNames, on_disk: Any):
+        def pair(names: TensorNames) -> TensorNames:
+            return TensorNames(on_disk(names.weight), on_disk(names.bias) or None, names.module)
+
+        self.index, self.is_fused = block.index, block.is_fused
+        self.value, self.output = pair(block.value), pair(block.output)
+        self.latent = None if block.latent is None else pair(block.latent)
+        self.norms = {role: pair(names) for role, names in block.norms.items() if names.weight}
+        self.gain = on_disk(block.gain)
+
+
+def _regrouped(
+    arch: Arch, found: Sequence[_Block], weights: Sequence[AttentionWeights], saved: Mapping[str, Tensor]
+) -> tuple[Arch, list[_Block]]:
+    """Values that are stored together with queries and keys on disk and apart in memory, or the other way round."""
+    form = None
+    for block, canonical in zip(found, weights, strict=True):
+        values = canonical.w_v.flatten(0, 1)
+        holder = next((name for name, tensor in saved.items() if _holds(tensor, values[0])), None)
+        if holder is None:
+            raise NotDiscovered(arch.name, f"the values of block {block.index} are in no tensor on disk", "Declare it.")
+        rows = _rows(saved[holder], values)
+        try:
+            form = fused_form(rows.reshape(canonical.n_kv, canonical.d_head), canonical.n_heads, len(saved[holder]))
+        except Irregular as error:
+            raise NotDiscovered(arch.name, f"on disk {error}", "Declare it by hand.") from error
+        block.value, block.is_fused = TensorNames(holder, None), form is not None
+    if form is None:
+        return replace(arch, n_kv="shape", d_head="config"), list(found)
+    return replace(arch, fused=form, n_kv=weights[0].n_kv, d_head=weights[0].d_head), list(found)
+
+
+def _holds(tensor: Tensor, row: Tensor) -> bool:
+    return tensor.ndim == 2 and tensor.shape[1] == len(row) and bool((tensor == row).all(1).any())
+
+
+def _rows(tensor: Tensor, values: Tensor) -> Tensor:
+    where = {_content(row): index for index, row in enumerate(tensor)}
+    return torch.tensor([where.get(_content(row), -1) for row in values])
+
+
+def _template(arch: Arch, outputs: Sequence[tuple[int, str]]) -> str:
+    """The path of blocks on disk: the number that is the block's in every name."""
+    index, name = outputs[0]
+    for place, number in enumerate(NUMBER.findall(name)):
+        if all(NUMBER.findall(other)[place] == str(i) for i, other in outputs) and number == str(index):
+            return template_of(name, place)
+    raise NotDiscovered(arch.name, f"blocks on disk have no numbers of their own ({name})", "Declare it by hand.")
+
+
+def _paths(template: str, found: Sequence[_Block], live: Paths) -> Paths:
+    def common(pairs: Sequence[tuple[_Block, TensorNames]]) -> str:
+        paths = [
+            spelled(template.replace("{i}", str(block.index)), block.index, names.weight, names.bias or "")
+            for block, names in pairs
+            if names.weight
+        ]
+        return "|".join(dict.fromkeys(paths))
+
+    value = common([(block, block.value) for block in found])
+    latents = [(block, block.latent) for block in found if block.latent is not None]
+    gains = [block for block in found if block.gain]
+    first = template.replace("{i}", str(gains[0].index)) if gains else ""
+    return Paths(
+        block=template,
+        o=common([(block, block.output) for block in found]),
+        latent=common(latents),
+        v="" if found[0].is_fused else value,
+        qkv=value if found[0].is_fused else "",
+        attn_gain=relative(first, gains[0].index, gains[0].gain) if gains else "",
+        **{
+            role: common([(block, block.norms[role]) for block in found if role in block.norms])
+            or (getattr(live, role) if role in NORM_ROLES and not any(role in block.norms for block in found) else "")
+            for role in NORM_ROLES
+        },
+    )
+
+
+def _content(tensor: Tensor) -> str:
+    plain = tensor.detach().contiguous().reshape(-1)
+    return (
+        f"{tuple(tensor.shape)} {hashlib.sha1(plain.view(torch.uint8).numpy().data, usedforsecurity=False).hexdigest()}"
+    )

@@ -10,27 +10,51 @@ A dispatch mode sees each operation that PyTorch executes, whatever code asked f
 Nothing about the model is assumed and nothing in it is changed.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from oversmooth.models.discovery.chances import Chances, follow_chances
-from oversmooth.models.discovery.codes import Codes, follow_codes
-from oversmooth.models.discovery.graph import Node, number_of
-from oversmooth.models.discovery.norms import NormCall, classify, fused_norm
-from oversmooth.models.discovery.operations import MOVES, paused
-from oversmooth.models.discovery.passages import Passage, follow_norm, follow_products, one_token
-from oversmooth.models.discovery.products import Mixing, Product, mixing_of, product_of
-from oversmooth.models.discovery.readings import reading_of
-from oversmooth.models.discovery.weights import SHIFT, Parameter, Parameters
+from oversmooth.models.discovery.operations import (
+    MOVES,
+    SHIFT,
+    AttentionProbabilities,
+    AttentionTimesValues,
+    Node,
+    NormCall,
+    Parameter,
+    Parameters,
+    Projection,
+    classify,
+    follow_chances,
+    fused_norm,
+    mixing_of,
+    number_of,
+    paused,
+    product_of,
+)
+from oversmooth.models.discovery.row_provenance import (
+    HeadTransform,
+    RowProvenance,
+    follow_codes,
+    follow_norm,
+    follow_products,
+    one_token,
+    reading_of,
+)
+
+KERNEL = re.compile(r"attention|attn|fmha")
+"""Names of operations that are a whole attention."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,17 +73,19 @@ class Trace(TorchDispatchMode):
     def __init__(self, tensors: Mapping[str, Tensor]):
         super().__init__()
         self.parameters = Parameters(tensors)
-        self.products: list[Product] = []
-        self.mixings: list[Mixing] = []
+        self.products: list[Projection] = []
+        self.mixings: list[AttentionTimesValues] = []
         self.norms: list[NormCall] = []
         self.calls: list[ModuleCall] = []
-        self.sources: list[Parameter | Product | Mixing] = []
+        self.sources: list[Parameter | Projection | AttentionTimesValues] = []
         self.running: list[str] = []
+        self.kernels: dict[str, str] = {}
+        """Operations that compute a whole attention, whose probabilities nobody sees, and the module of the first."""
         self._nodes = WeakTensorKeyDictionary()
         self._codes = WeakTensorKeyDictionary()
         self._chances = WeakTensorKeyDictionary()
         self._factors = WeakTensorKeyDictionary()
-        self.passed: list[Passage] = []
+        self.passed: list[HeadTransform] = []
         """What mixed heads went through on their way to a projection, in order."""
         self._parameter_sources: dict[str, int] = {}
         self._order = 0
@@ -75,14 +101,14 @@ class Trace(TorchDispatchMode):
         assert isinstance(found, Node)
         return found
 
-    def codes(self, tensor: Tensor) -> Codes | None:
+    def codes(self, tensor: Tensor) -> RowProvenance | None:
         """The shadow of a tensor; `None` where its numbers come from no single row of a weight."""
         return self._codes.get(tensor)
 
-    def chances(self, tensor: Tensor) -> Chances | None:
+    def chances(self, tensor: Tensor) -> AttentionProbabilities | None:
         return self._chances.get(tensor)
 
-    def parameter_codes(self, tensor: Tensor) -> Codes | None:
+    def parameter_codes(self, tensor: Tensor) -> RowProvenance | None:
         """Codes of a view of a parameter, or of a copy of one."""
         parameter = self.parameters.of(tensor)
         if parameter is not None:
@@ -99,17 +125,17 @@ class Trace(TorchDispatchMode):
     def is_parameter(self, tensor: Tensor) -> bool:
         return self.parameters.of(tensor) is not None or self.parameter_codes(tensor) is not None
 
-    def new_source(self, source: Product | Mixing) -> float:
+    def new_source(self, source: Projection | AttentionTimesValues) -> float:
         self.sources.append(source)
         return (len(self.sources) - 1) * SHIFT
 
-    def set_codes(self, tensor: Tensor, codes: Codes) -> None:
+    def set_codes(self, tensor: Tensor, codes: RowProvenance) -> None:
         self._codes[tensor] = codes
 
     def drop_codes(self, tensor: Tensor) -> None:
         self._codes.pop(tensor, None)
 
-    def set_chances(self, tensor: Tensor, chances: Chances) -> None:
+    def set_chances(self, tensor: Tensor, chances: AttentionProbabilities) -> None:
         self._chances[tensor] = chances
 
     def factor(self, tensor: Tensor) -> float:
@@ -139,6 +165,8 @@ class Trace(TorchDispatchMode):
         if op == "cat" and len(parents) == 1:
             op = "alias"  # a first step of a cache: nothing and the new tokens
         module = self.running[-1] if self.running else ""
+        if KERNEL.search(op):
+            self.kernels.setdefault(op, module)
         nodes = []
         if op == "copy_" and len(parents) == 2:
             parents = parents[1:]
@@ -186,6 +214,18 @@ class Trace(TorchDispatchMode):
                 follow_norm(self, found, first_in, first_out)
 
 
+class _PlainKernel(TorchFunctionMode):
+    """Attention in plain operations, whatever kernel the model itself chooses around the call."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        with sdpa_kernel(SDPBackend.MATH):
+            return func(*args, **(kwargs or {}))
+
+
 def _is_same(inner: NormCall, outer: NormCall) -> bool:
     """Whether a norm is what another one is made of."""
     is_inside = inner.path.startswith(f"{outer.path}.") and inner.read is outer.read
@@ -215,7 +255,7 @@ def traced(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[Trace]:
 
             handles.append(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
             handles.append(module.register_forward_hook(leave, with_kwargs=True))
-        with sdpa_kernel(SDPBackend.MATH), trace:
+        with sdpa_kernel(SDPBackend.MATH), _PlainKernel(), trace:
             yield trace
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)

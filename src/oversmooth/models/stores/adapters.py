@@ -3,152 +3,426 @@
     W' = W + s B A,                   s = alpha / r, or alpha / sqrt(r) for rsLoRA
     W' = m (W + s B A) / |W + s B A|  for DoRA, with one length for each row
 
-Files are read without peft. Live models with adapters are read by merging a copy of one layer at a time, so every kind
-that peft can merge is exact by construction.
+Files are read without peft. Every tensor of an adapter is used once, at the path that it names, with the rank and the
+targets that its config states; an adapter of which that is not true is refused before anything is computed. Live models
+with adapters are read by merging a copy of one layer at a time, so every kind that peft can merge is exact by construction.
 """
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from oversmooth.errors import BrokenFile, NotSupported
-from oversmooth.models.config_fields import finite, flag, whole
+from oversmooth.errors import BadConfig, BrokenFile, NotSupported, some_of
+from oversmooth.models.declaration import finite, flag, whole, word
+from oversmooth.models.stores.patterns import Unmatchable, matches
 from oversmooth.models.stores.store import TensorStore
 from oversmooth.results import FileFacts
 
 A, B = ".lora_A.weight", ".lora_B.weight"
 MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
 PREFIX = "base_model.model."
-CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "eva")
-"""Ways to begin (`init_lora_weights`) that also change the base weights, which the adapter's files do not hold."""
-OTHER_FORMULAS = (
-    *("use_qalora", "use_bdlora", "alora_invocation_tokens", "arrow_config", "velora_config", "monteclora_config"),
-    *("target_parameters", "trainable_token_indices", "layer_replication", "megatron_config", "lora_bias"),
+STARTS = ("gaussian", "orthogonal")
+"""Ways to begin (`init_lora_weights`, beside true and false) that leave the base weights alone; others change them, and the
+adapter's files do not hold what they changed."""
+FIELDS = frozenset(
+    {
+        *("peft_type", "task_type", "peft_version", "base_model_name_or_path", "revision", "auto_mapping"),
+        *("inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "fan_in_fan_out", "bias"),
+        *("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern"),
+        *("rank_pattern", "alpha_pattern", "init_lora_weights", "megatron_core", "qalora_group_size"),
+        *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config"),
+    }
 )
-"""Options of LoRA that change its formula or where it applies; with one of these set, the adapter is refused."""
+"""Fields of a LoRA config that are read here, or do not matter to trained weights. Any other field that is set may change
+the formula or where it applies, so the adapter is refused."""
+BIASES = ("none", "all", "lora_only")
+TASKS = ("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
+LAYER = re.compile(r".*?\.[^.]*\.(?P<number>\d+)\.")
+"""The first number in a path, as peft looks for the layer."""
+WRAPPERS = ("model", "transformer", "backbone", "base_model", "roberta")
+"""Words that model classes put before the names of the Transformer inside them, beside the name of the family."""
+PARTS = ("encoder", "decoder", "vision", "text", "audio", "speech", "language", "image", "video")
+"""Words that name a part of a model; a path without one means something else."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """What adapter_config.json says of the formula."""
+    """What adapter_config.json says of the formula, and of where it applies."""
 
     where: str
     rank: int
+    ranks: Mapping[str, int]
+    """Other ranks, by a pattern for the end of a module's path."""
     alpha: float
     alphas: Mapping[str, float]
-    """Other values of alpha, by the end of a module's path."""
+    """Other values of alpha, likewise."""
     is_rank_stabilized: bool
+    has_magnitudes: bool
     is_transposed: bool
-    """Base weights are (in, out), as GPT-2 stores them."""
+    """The config says that base weights are (in, out), as GPT-2 stores them."""
+    bias: str
+    chosen: str | tuple[str, ...]
+    """Modules that have factors: a pattern, or ends of paths."""
+    excluded: str | tuple[str, ...]
+    saved: tuple[str, ...]
+    """Modules that were trained and saved as a whole."""
+    layers: tuple[int, ...]
+    """The only layers that have factors; empty for all."""
+    lists: tuple[str, ...]
+    """Names of the lists in which those layers are counted."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], where: str) -> "Adapter":
         kind = config.get("peft_type")
         if kind != "LORA":
             raise _unreadable(f"An adapter of the kind {kind!r}", where)
-        for option in OTHER_FORMULAS:
-            if config.get(option):
-                raise _unreadable(f"LoRA with {option}", where)
+        other = next((name for name, value in config.items() if value and name not in FIELDS), None)
+        if other is not None:
+            raise _unreadable(f"LoRA with {other}", where)
+        _require_kinds(config)
         start = config.get("init_lora_weights")
-        if isinstance(start, str) and start.startswith(CHANGES_THE_BASE):
+        if isinstance(start, str) and start not in STARTS:
             raise _unreadable(f"LoRA with init_lora_weights={start!r}", where, "it changes the base weights too")
-        patterns = config.get("alpha_pattern") or {}
-        if not isinstance(patterns, Mapping) or not all(_is_plain(name) for name in patterns):
-            raise _unreadable("LoRA with patterns in alpha_pattern", where)
-        return cls(
+        bias = word(config, "bias") or "none"
+        if bias not in BIASES:
+            raise BadConfig("bias", f"one of {', '.join(BIASES)}", repr(bias))
+        found = cls(
             where=where,
             rank=whole(config, "r") or 8,
+            ranks={name: whole(part, name) or 8 for part in [_by_pattern(config, "rank_pattern")] for name in part},
             alpha=finite(config, "lora_alpha", 8.0),
-            alphas={name: finite(patterns, name, 8.0) for name in patterns},
+            alphas={name: finite(part, name, 8.0) for part in [_by_pattern(config, "alpha_pattern")] for name in part},
             is_rank_stabilized=bool(flag(config, "use_rslora")),
+            has_magnitudes=bool(flag(config, "use_dora")),
             is_transposed=bool(flag(config, "fan_in_fan_out")),
+            bias=bias,
+            chosen=_names(config, "target_modules"),
+            excluded=_names(config, "exclude_modules"),
+            saved=_listed(config, "modules_to_save"),
+            layers=_layers(config),
+            lists=_listed(config, "layers_pattern"),
         )
+        found._require_targets()
+        return found
 
-    def scaling(self, path: str, rank: int) -> float:
-        ends = (alpha for name, alpha in self.alphas.items() if path == name or path.endswith(f".{name}"))
-        alpha = next(ends, self.alpha)
-        return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+    def _require_targets(self) -> None:
+        """What peft asks of a config."""
+        if not self.chosen:
+            raise BadConfig("target_modules", "the modules that have factors", "none")
+        if self.layers and isinstance(self.chosen, str):
+            raise BadConfig("layers_to_transform", "absent where target_modules is a pattern", f"{self.layers}")
+        if self.lists and not self.layers:
+            raise BadConfig("layers_pattern", "absent without layers_to_transform", f"{self.lists}")
+
+    @property
+    def takes_all_linear(self) -> bool:
+        return isinstance(self.chosen, str) and self.chosen.lower() == "all-linear"
+
+    def targets(self, path: str) -> bool:
+        """Whether the module at a path has factors, as peft decides it."""
+        if isinstance(self.excluded, str) and self.excluded and _fits(self.excluded, path, "exclude_modules"):
+            return False
+        if not isinstance(self.excluded, str) and _ends_with(path, self.excluded):
+            return False
+        if any(f".{name}." in f".{path}." for name in self.saved):
+            return False
+        if isinstance(self.chosen, str):
+            return self.takes_all_linear or _fits(self.chosen, path, "target_modules")
+        return path in self.chosen or (_ends_with(path, self.chosen) and self._is_in_layers(path))
+
+    def _is_in_layers(self, path: str) -> bool:
+        if not self.layers:
+            return True
+        patterns = [re.compile(rf"(?:^|.*?\.){re.escape(name)}\.(?P<number>\d+)\.") for name in self.lists] or [LAYER]
+        found = next((found for pattern in patterns if (found := pattern.match(path))), None)
+        return found is not None and int(found["number"]) in self.layers
+
+    def saves(self, path: str) -> bool:
+        """Whether the module at a path, or one around it, was saved as a whole; ends of names count, as in peft."""
+        parts = path.split(".")
+        modules = (".".join(parts[: count + 1]) for count in range(len(parts)))
+        return any(module.endswith(name) for module in modules for name in self.saved)
+
+    def rank_of(self, path: str) -> int:
+        return next((self.ranks[name] for name in self.ranks if _is_meant(name, path, "rank_pattern")), self.rank)
+
+    def scaling(self, path: str) -> float:
+        alpha = next((self.alphas[name] for name in self.alphas if _is_meant(name, path, "alpha_pattern")), self.alpha)
+        return alpha / (math.sqrt(self.rank_of(path)) if self.is_rank_stabilized else self.rank_of(path))
+
+
+def _require_kinds(config: Mapping[str, Any]) -> None:
+    """What peft asks of fields that do not matter to trained weights: another kind of value means a damaged config."""
+    task = word(config, "task_type")
+    if task is not None and task not in TASKS:
+        raise BadConfig("task_type", f"one of {', '.join(TASKS)}", repr(task))
+    finite(config, "lora_dropout", 0.0)
+    for name, value in config.items():
+        if (name.endswith("_config") or name == "use_bdlora") and not isinstance(value, Mapping | None):
+            raise BadConfig(name, "an object or null", f"{value!r:.60}")
 
 
 def _unreadable(what: str, where: str, reason: str = "") -> NotSupported:
     return NotSupported(what, f"in {where}", reason, "Merge it into its base model with peft, and point at the result.")
 
 
-def _is_plain(name: object) -> bool:
-    return isinstance(name, str) and all(letter.isalnum() or letter in "._" for letter in name)
+def _by_pattern(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    given = config.get(key)
+    given = {} if given is None else given
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise BadConfig(key, "an object of numbers by pattern", repr(given)[:100])
+    return given
+
+
+def _names(config: Mapping[str, Any], key: str) -> str | tuple[str, ...]:
+    given = config.get(key)
+    return given if isinstance(given, str) else _listed(config, key)
+
+
+def _listed(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    given = config.get(key) or []
+    given = [given] if isinstance(given, str) else given
+    if not isinstance(given, list) or not all(isinstance(name, str) and name for name in given):
+        raise BadConfig(key, "a list of names", repr(given)[:100])
+    return tuple(given)
+
+
+def _layers(config: Mapping[str, Any]) -> tuple[int, ...]:
+    given = config.get("layers_to_transform")
+    given = [] if given is None else [given] if type(given) is int else given
+    if not isinstance(given, list) or not all(type(number) is int for number in given):
+        raise BadConfig("layers_to_transform", "a list of whole numbers", repr(given)[:100])
+    return tuple(given)
+
+
+def _ends_with(path: str, names: Iterable[str]) -> bool:
+    return any(path == name or path.endswith(f".{name}") for name in names)
+
+
+def _is_meant(pattern: str, path: str, key: str) -> bool:
+    return _fits(rf"(.*\.)?({pattern})", path, key)
+
+
+def _fits(pattern: str, path: str, key: str) -> bool:
+    """Whether a pattern of the config's field `key` matches the whole path."""
+    try:
+        return matches(pattern, path, whole=True)
+    except Unmatchable as error:
+        raise BadConfig(key, "a regular expression that can be read", f"{pattern[:80]!r}: {error}") from error
+
+
+# --- where an adapter's tensors belong -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """How names of the model that was trained differ from those of the checkpoint: by one word in front, or not at all."""
+
+    dropped: str = ""
+    """What the checkpoint lacks, with its dot."""
+    added: str = ""
+    """What only the checkpoint has."""
+
+    def to_base(self, name: str) -> str:
+        return self.added + name.removeprefix(self.dropped)
+
+    def from_base(self, name: str) -> str:
+        return self.dropped + name.removeprefix(self.added)
+
+
+def _shift_of(names: Collection[str], in_base: Collection[str], model_type: str, where: str) -> Shift:
+    """The one shift under which the base has every tensor that is named; raises where there is none, or more than one."""
+    if all(name in in_base for name in names):
+        return Shift()
+    words = {name.partition(".")[0] for name in (*names, *in_base) if "." in name}
+    fronts = ["", *(f"{front}." for front in sorted(words) if _is_wrapper(front, model_type))]
+    shifts = [Shift(dropped, added) for dropped in fronts for added in fronts if dropped != added]
+    fitting = [
+        shift
+        for shift in shifts
+        if all(name.startswith(shift.dropped) and shift.to_base(name) in in_base for name in names)
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    nearest = max(
+        fitting or [Shift(), *shifts], key=lambda shift: sum(shift.to_base(name) in in_base for name in names)
+    )
+    absent = sorted(name for name in names if fitting or nearest.to_base(name) not in in_base)
+    found = "several places where it could belong" if fitting else "none"
+    raise BrokenFile(
+        f"{where}: {absent[0]}",
+        "a tensor of the base model with that path",
+        found,
+        "Give the model that it was trained on with --base.",
+    )
+
+
+def _is_wrapper(front: str, model_type: str) -> bool:
+    """Whether a word stands in front of a whole model: every part of a model keeps its own name."""
+    if front in WRAPPERS:
+        return True
+    family = model_type.replace("-", "_")
+    is_part = any(part in front for part in PARTS)
+    return not is_part and bool(front) and (family.startswith(front) or family.endswith(f"_{front}"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """The tensors of an adapter by what they are, under the paths of the model that was trained."""
+
+    factors: Mapping[str, dict[str, str]]
+    """Path of a module to the names of its `A`, `B` and `m`."""
+    replaced: Mapping[str, str]
+    """Name of a base tensor to the adapter's own, where it was trained and saved as a whole."""
+
+    @classmethod
+    def of(cls, names: Iterable[str], adapter: Adapter) -> "Contents":
+        factors: dict[str, dict[str, str]] = {}
+        replaced: dict[str, str] = {}
+        for name in sorted(names):
+            if not name.startswith(PREFIX):
+                raise BrokenFile(f"{adapter.where}: {name}", f"a name that begins with {PREFIX}", "another")
+            ending = next((ending for ending in (A, B, *MAGNITUDES) if name.endswith(ending)), None)
+            if ending is None and "lora_" in name:
+                what = "LoRA on an embedding" if "lora_embedding_" in name else "The tensor"
+                raise _unreadable(f"{what} ({name})", adapter.where)
+            path = name.removeprefix(PREFIX).removesuffix(ending or "")
+            place = factors.setdefault(path, {}) if ending else replaced
+            slot = {A: "A", B: "B"}.get(ending, "m") if ending else path.replace(".base_layer.", ".")
+            if slot in place:
+                raise BrokenFile(f"{adapter.where}: {name}", "one tensor for each place", f"{place[slot]} too")
+            place[slot] = name
+        if not factors and not replaced:
+            raise BrokenFile(adapter.where, "tensors named lora_A and lora_B", "none")
+        return cls(factors=factors, replaced=replaced)
 
 
 class AdaptedStore:
-    """A base model's tensors, with what an adapter makes of them; adapted weights are float32."""
+    """A base model's tensors, with what an adapter makes of them; adapted weights are float32.
 
-    def __init__(self, base: TensorStore, tensors: TensorStore, adapter: Adapter):
+    `config` is that of the base model, `is_in_out` whether its family stores weights as (in, out); `None` where no family
+    is declared.
+    """
+
+    def __init__(
+        self,
+        base: TensorStore,
+        tensors: TensorStore,
+        adapter: Adapter,
+        *,
+        config: Mapping[str, Any],
+        is_in_out: bool | None,
+    ):
         self._base = base
         self._tensors = tensors
         self._adapter = adapter
-        self.names = base.names
-        self._pairs: dict[str, str] = {}
-        """Name of a base weight to the adapter's path."""
-        self._replaced: dict[str, str] = {}
+        self._is_in_out = is_in_out
+        contents = Contents.of(tensors.names, adapter)
+        for path, parts in contents.factors.items():
+            self._require_sound(path, parts)
+        heads = {name for name in contents.replaced if self._is_new_head(name)}
+        named = [f"{path}.weight" for path in contents.factors] + [n for n in contents.replaced if n not in heads]
+        shift = _shift_of(named, base.names, word(config, "model_type") or "", adapter.where)
+        self._pairs = {shift.to_base(f"{path}.weight"): (path, parts) for path, parts in contents.factors.items()}
+        """Name of a base weight to the adapter's path, and the names of its factors."""
+        self._replaced = {n if n in heads else shift.to_base(n): own for n, own in contents.replaced.items()}
         """Name of a base tensor to the adapter's own, where it was trained and saved as a whole."""
-        for name in tensors.names:
-            self._place(name)
+        for name, own in contents.replaced.items():
+            self._require_stated(name, own, contents.factors)
+        _Coverage(adapter, contents, shift, whole(config, "num_hidden_layers")).require(base.names)
+        self.names = [*base.names, *sorted(heads - set(base.names))]
 
-    def _place(self, name: str) -> None:
-        if name.endswith(A):
-            path = name.removesuffix(A)
-            if path + B not in self._tensors.names:
-                raise self._broken(path + B, "the other factor of the pair", "none")
-            self._pairs[self._in_base(path, ".weight")] = path
-        elif not name.endswith((B, *MAGNITUDES)):
-            if "lora_" in name:
-                raise _unreadable(f"The adapter's tensor {name!r}", self._adapter.where)
-            path, _, tensor = name.rpartition(".")
-            self._replaced[self._in_base(path, f".{tensor}")] = name
+    def _require_sound(self, path: str, parts: Mapping[str, str]) -> None:
+        """Raises unless the factors of a module are complete, and what the config says of them."""
+        adapter = self._adapter
+        for part, ending in (("A", A), ("B", B)):
+            if part not in parts:
+                raise self._broken(path + ending, "the other factor of the pair", "none")
+        if adapter.has_magnitudes != ("m" in parts):
+            found = "none" if adapter.has_magnitudes else "one"
+            raise self._broken(path + MAGNITUDES[0], f"use_dora to say whether there is one ({not found})", found)
+        if not adapter.targets(path):
+            stated = "layers_to_transform" if adapter.layers and _ends_with(path, adapter.chosen) else "target_modules"
+            raise self._broken(path, f"a module that {stated} of its config names", "another one")
+        first, second = self._shape(parts["A"]), self._shape(parts["B"])
+        if len(first) > 2 or len(second) > 2:
+            raise _unreadable(f"LoRA on a convolution ({path})", adapter.where)
+        rank = adapter.rank_of(path)
+        if len(first) != 2 or len(second) != 2 or first[0] != rank or second[1] != rank:
+            expected = f"factors of rank {rank}, as r and rank_pattern of its config say"
+            raise self._broken(path, expected, f"shapes {first} and {second}")
+        if "m" in parts and self._shape(parts["m"]) != second[:1]:
+            raise self._broken(parts["m"], f"{second[0]} lengths", f"the shape {self._shape(parts['m'])}")
 
-    def _in_base(self, path: str, ending: str) -> str:
-        """The base tensor that an adapter's path means: model and checkpoint may differ in what stands in front."""
-        parts = path.removeprefix(PREFIX).split(".")
-        for first in range(len(parts)):
-            tail = ".".join(parts[first:]) + ending
-            found = [name for name in self._base.names if name == tail or name.endswith(f".{tail}")]
-            if tail in found or len(found) == 1:
-                return tail if tail in found else found[0]
-            if found or first == len(parts) - 2:
-                break
-        expected = "a tensor of the base model with that path"
-        advice = "Give the model that it was trained on with --base."
-        raise BrokenFile(f"{self._adapter.where}: {path}{ending}", expected, "none, or several", advice)
+    def _is_new_head(self, name: str) -> bool:
+        """Whether a whole saved tensor belongs to no part of the base: a head that was trained with the adapter."""
+        is_counted = any(part.isdigit() for part in name.split("."))
+        top, _, inside = name.partition(".")
+        has_place = any(
+            known in (name, inside) or known.endswith(f".{name}") or f".{top}." in f".{known}"
+            for known in self._base.names
+        )
+        return self._adapter.saves(name.rpartition(".")[0]) and not is_counted and not has_place
+
+    def _require_stated(self, name: str, own: str, factors: Collection[str]) -> None:
+        """Raises for a whole saved tensor that the config does not speak of, or that has factors too."""
+        path, _, tensor = name.rpartition(".")
+        if tensor == "weight" and path in factors:
+            raise self._broken(own, "either factors of this weight or the whole of it", "both")
+        adapter, last = self._adapter, path.rpartition(".")[2]
+        is_bias = tensor == "bias" and (adapter.bias == "all" or (adapter.bias == "lora_only" and path in factors))
+        is_embedding = tensor == "weight" and ("embed" in last or last in ("lm_head", "wte"))
+        if not (is_bias or is_embedding or adapter.saves(path)):
+            raise self._broken(own, "a tensor that modules_to_save or bias of its config speaks of", "another one")
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        known = getattr(self._tensors, "shape_of", None)
+        return known(name) if known is not None else tuple(self._tensors.read(name).shape)
 
     def read(self, name: str) -> Tensor:
-        if name in self._replaced:
-            return self._tensors.read(self._replaced[name])
-        found = self._base.read(name)
-        return self._adapted(found.float(), self._pairs[name]) if name in self._pairs else found
+        if name not in self._replaced:
+            found = self._base.read(name)
+            return self._adapted(name, found.float()) if name in self._pairs else found
+        own = self._tensors.read(self._replaced[name])
+        if name in self._base.names and (shape := tuple(self._base.read(name).shape)) != tuple(own.shape):
+            raise self._broken(self._replaced[name], f"the shape {shape} of the base's", f"{tuple(own.shape)}")
+        return own
 
-    def _adapted(self, weight: Tensor, path: str) -> Tensor:
-        first, second = self._tensors.read(path + A).float(), self._tensors.read(path + B).float()
-        plain = weight.T if self._adapter.is_transposed else weight
-        fits = first.ndim == second.ndim == 2 and (second.shape[0], first.shape[1]) == tuple(plain.shape)
-        if not fits or second.shape[1] != first.shape[0]:
-            shapes = f"{tuple(second.shape)} and {tuple(first.shape)}"
-            raise self._broken(path, f"two factors of a weight of the shape {tuple(plain.shape)}", shapes)
-        made = plain + self._adapter.scaling(path, first.shape[0]) * (second @ first)
-        magnitude = next((path + ending for ending in MAGNITUDES if path + ending in self._tensors.names), None)
-        if magnitude:
-            lengths = self._tensors.read(magnitude).float().flatten()
-            if len(lengths) != len(made):
-                raise self._broken(magnitude, f"{len(made)} lengths", f"{len(lengths)}")
+    def _adapted(self, name: str, weight: Tensor) -> Tensor:
+        path, parts = self._pairs[name]
+        first, second = self._tensors.read(parts["A"]).float(), self._tensors.read(parts["B"]).float()
+        is_transposed = self._is_transposed(path, weight, (second.shape[0], first.shape[1]))
+        made = (weight.T if is_transposed else weight) + self._adapter.scaling(path) * (second @ first)
+        if "m" in parts:
+            lengths = self._tensors.read(parts["m"]).float()
             made = (lengths / torch.linalg.vector_norm(made, dim=1))[:, None] * made
-        return made.T if self._adapter.is_transposed else made
+        return made.T if is_transposed else made
+
+    def _is_transposed(self, path: str, weight: Tensor, shape: tuple[int, int]) -> bool:
+        """Whether the base weight is (in, out): its shape says so, or the family where it is square, as peft sees it."""
+        stored = tuple(weight.shape)
+        if stored not in (shape, shape[::-1]):
+            raise self._broken(path, f"two factors of a weight of the shape {stored}", f"factors of {shape}")
+        if shape[0] != shape[1]:
+            is_transposed = stored != shape
+            if is_transposed and not (self._is_in_out or self._adapter.is_transposed):
+                raise self._broken(path, f"two factors of a weight of the shape {stored}", f"factors of {shape}")
+            return is_transposed
+        if self._is_in_out is None and self._adapter.is_transposed:
+            reason = "no family is declared that says whether its square weights are transposed"
+            raise _unreadable(f"fan_in_fan_out for {path}", self._adapter.where, reason)
+        return bool(self._is_in_out) and any(part.isdigit() for part in path.split("."))  # heads are ordinary there
 
     def _broken(self, name: str, expected: str, found: str) -> BrokenFile:
-        return BrokenFile(f"{self._adapter.where}: {name}", expected, found)
+        advice = "Copy the adapter again, with the config that it was saved with."
+        return BrokenFile(f"{self._adapter.where}: {name}", expected, found, advice)
 
     def stored_as(self, name: str) -> str | None:
         """What was done to a weight, in words; `None` where nothing was."""
@@ -157,6 +431,64 @@ class AdaptedStore:
 
     def files(self) -> tuple[FileFacts, ...]:
         return (*self._base.files(), *self._tensors.files())
+
+
+@dataclass(frozen=True, slots=True)
+class _Coverage:
+    """Whether an adapter holds everything that its config says was trained, in the stacks of layers that it touches.
+
+    The base may hold parts that the trained model did not have (heads, a decoder, layers behind the last); those are not
+    asked for.
+    """
+
+    adapter: Adapter
+    contents: Contents
+    shift: Shift
+    depth: int | None
+    stacks: set[str] = field(default_factory=set)
+    numbers: set[tuple[str, int]] = field(default_factory=set)
+    kinds: set[str] = field(default_factory=set)
+
+    def require(self, in_base: Collection[str]) -> None:
+        modules = [*self.contents.factors, *(name.rpartition(".")[0] for name in self.contents.replaced)]
+        for path in modules:
+            stack, number = _layer_of(path)
+            if stack:
+                self.stacks.add(stack)
+                self.numbers.add((stack, number))
+            self.kinds.add(re.sub(r"\.\d+(?=\.|$)", ".*", path))
+        weights = {name for name in in_base if name.endswith(".weight")}
+        absent = [name for name in sorted(in_base) if self._is_missing(name, weights)]
+        if absent:
+            expected = "a tensor for everything that its config says was trained"
+            raise BrokenFile(self.adapter.where, expected, f"none for {some_of(absent)}", "Copy the adapter again.")
+
+    def _is_missing(self, base_name: str, weights: Collection[str]) -> bool:
+        name = self.shift.from_base(base_name)
+        path, _, tensor = name.rpartition(".")
+        if self.shift.to_base(name) != base_name or name in self.contents.replaced:
+            return False
+        if self.adapter.saves(path):
+            return True
+        stack, number = _layer_of(path)
+        if stack not in self.stacks:
+            return False
+        if self.depth is not None and number >= self.depth and (stack, number) not in self.numbers:
+            return False
+        if tensor == "weight" and path not in self.contents.factors:
+            kind = re.sub(r"\.\d+(?=\.|$)", ".*", path)
+            return (kind in self.kinds or not self.adapter.takes_all_linear) and self.adapter.targets(path)
+        if tensor != "bias" or base_name.removesuffix("bias") + "weight" not in weights:
+            return False
+        is_adapted = path in self.contents.factors
+        return self.adapter.bias == "all" or (self.adapter.bias == "lora_only" and is_adapted)
+
+
+def _layer_of(path: str) -> tuple[str, int]:
+    """The list of layers that a path leads through first, and the number in it; an empty name outside of lists."""
+    parts = path.split(".")
+    first = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    return ("", -1) if first is None else (".".join(parts[:first]) or ".", int(parts[first]))
 
 
 # --- live models ----------------------------------------------------------------------------------------------------

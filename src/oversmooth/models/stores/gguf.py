@@ -1,17 +1,215 @@
-"""GGUF files (llama.cpp, Ollama): metadata as a config, and tensors dequantised exactly, one at a time."""
+"""GGUF files: the header is parsed here, tensors are dequantised when they are read.
+
+The gguf package's own reader trusts counts, so that a small file can keep it busy for ever, and it accepts tensors that
+overlap or lie off their alignment. Here they must follow each other as llama.cpp, which defines the format, demands.
+"""
 
 import re
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-from oversmooth.errors import BrokenFile, MissingDependency, PackedWeights
-from oversmooth.models.stores.files import LocalFolder
-from oversmooth.models.stores.gguf_header import read_gguf_header
+from oversmooth.errors import BrokenFile, MissingDependency, PackedWeights, reason_of
+from oversmooth.models.stores.store import LocalFolder
 from oversmooth.results import FileFacts
+
+# --- the header of a GGUF file, walked by hand ---
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+STRING, ARRAY = 8, 9
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""Type number of a plain value to its `struct` letter."""
+UINT32 = 4
+LONGEST_LIST = 4096
+"""Lists up to this length are kept (sizes per layer); longer ones (vocabularies) are only walked over."""
+LARGEST_RANK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFTensor:
+    """Where one tensor lies; `start:stop` are bytes of the file, `shape` has the slowest axis first."""
+
+    kind: int
+    """Number of the quantisation."""
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFHeader:
+    metadata: dict[str, Any]
+    tensors: dict[str, GGUFTensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """A position in the file; every step is checked against what is left of it."""
+
+    file: BinaryIO
+    label: str
+    size: int
+
+    @property
+    def left(self) -> int:
+        return self.size - self.file.tell()
+
+    def require(self, count: int, at_least: int, what: str) -> None:
+        """Raises unless `count` things of `at_least` so many bytes can still follow."""
+        if count * at_least > self.left:
+            raise BrokenFile(self.label, f"a GGUF file that holds {count} {what}", f"{self.left} bytes")
+
+    def bytes(self, count: int) -> bytes:
+        self.require(count, 1, "bytes more")
+        data = self.file.read(count)
+        if len(data) != count:
+            raise BrokenFile(self.label, f"a GGUF file of {self.size} bytes", "one that shrinks while it is read")
+        return data
+
+    def skip(self, count: int) -> None:
+        self.require(count, 1, "bytes more")
+        self.file.seek(count, 1)
+
+    def number(self, letter: str) -> Any:
+        return struct.unpack(f"<{letter}", self.bytes(struct.calcsize(f"<{letter}")))[0]
+
+    def text(self) -> str:
+        raw = self.bytes(self.number("Q"))
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BrokenFile(self.label, "names and words in UTF-8", repr(raw[:40])) from error
+
+    def value(self, kind: int) -> Any:
+        """A metadata value; `None` for a list too long to be of interest."""
+        if kind in SCALARS:
+            return self.number(SCALARS[kind])
+        if kind == STRING:
+            return self.text()
+        if kind == ARRAY:
+            return self._list(self.number("I"), self.number("Q"))
+        raise BrokenFile(self.label, "a GGUF file with known types of metadata", f"type {kind}")
+
+    def _list(self, kind: int, count: int) -> list[Any] | None:
+        if kind in SCALARS:
+            letter = SCALARS[kind]
+            width = struct.calcsize(f"<{letter}")
+            self.require(count, width, "numbers in a list")
+            if count > LONGEST_LIST:
+                self.skip(count * width)
+                return None
+            return list(struct.unpack(f"<{count}{letter}", self.bytes(count * width)))
+        if kind != STRING:
+            raise BrokenFile(self.label, "lists of numbers or of words", f"a list of type {kind}")
+        self.require(count, 8, "words in a list")
+        for _ in range(count):
+            self.skip(self.number("Q"))
+        return None
+
+
+def read_gguf_header(path: Path) -> GGUFHeader:
+    """Metadata and the places of all tensors; raises `BrokenFile` for whatever llama.cpp would not load."""
+    try:
+        with path.open("rb") as file:
+            walk = _Walk(file, str(path), path.stat().st_size)
+            return _header(walk)
+    except OSError as error:
+        found = reason_of(error)
+        raise BrokenFile(str(path), "a readable GGUF file", found, "Check the path and its permissions.") from error
+
+
+def _header(walk: _Walk) -> GGUFHeader:
+    if walk.size < 24 or walk.bytes(4) != MAGIC:
+        raise BrokenFile(walk.label, "a GGUF file", f"{walk.size} bytes without its mark at the start")
+    version = walk.number("I")
+    if version not in VERSIONS:
+        found = "one for machines of the other byte order" if version & 0xFFFF == 0 else f"version {version}"
+        raise BrokenFile(walk.label, f"a GGUF file of version {VERSIONS[0]} or {VERSIONS[1]}", found)
+    tensor_count, value_count = walk.number("Q"), walk.number("Q")
+    metadata = _metadata(walk, value_count)
+    alignment = _alignment(walk, metadata)
+    places = _places(walk, tensor_count)
+    base = -(-walk.file.tell() // alignment) * alignment
+    return GGUFHeader({key: value for key, (_, value) in metadata.items()}, _laid_out(walk, places, base, alignment))
+
+
+def _metadata(walk: _Walk, count: int) -> dict[str, tuple[int, Any]]:
+    """Key to type and value."""
+    walk.require(count, 13, "values of metadata")
+    found: dict[str, tuple[int, Any]] = {}
+    for _ in range(count):
+        key, kind = walk.text(), walk.number("I")
+        if key in found:
+            raise BrokenFile(walk.label, "a GGUF file that says everything once", f"the key {key!r} twice")
+        found[key] = (kind, walk.value(kind))
+    return found
+
+
+def _alignment(walk: _Walk, metadata: dict[str, tuple[int, Any]]) -> int:
+    kind, value = metadata.get("general.alignment", (UINT32, 32))
+    if kind != UINT32 or value == 0 or value & (value - 1):
+        raise BrokenFile(walk.label, "an alignment that is a power of two", repr(value))
+    return int(value)
+
+
+def _places(walk: _Walk, count: int) -> dict[str, tuple[int, tuple[int, ...], int]]:
+    """Tensor name to type, shape (slowest axis first) and offset, in the order of the file."""
+    walk.require(count, 24, "tensors")
+    found: dict[str, tuple[int, tuple[int, ...], int]] = {}
+    for _ in range(count):
+        name, rank = walk.text(), walk.number("I")
+        if rank > LARGEST_RANK:
+            raise BrokenFile(walk.label, f"at most {LARGEST_RANK} axes of {name!r}", f"{rank}")
+        shape = tuple(walk.number("Q") for _ in range(rank))
+        if name in found:
+            raise BrokenFile(walk.label, "a GGUF file that holds every tensor once", f"{name!r} twice")
+        found[name] = (walk.number("I"), shape[::-1], walk.number("Q"))
+    return found
+
+
+def _laid_out(
+    walk: _Walk, places: dict[str, tuple[int, tuple[int, ...], int]], base: int, alignment: int
+) -> dict[str, GGUFTensor]:
+    """The tensors, one behind the other at the next multiple of the alignment, inside the file."""
+    expected = 0
+    found: dict[str, GGUFTensor] = {}
+    for name, (kind, shape, offset) in places.items():
+        length = _length(walk, name, kind, shape)
+        if offset != expected:
+            raise BrokenFile(walk.label, f"{name!r} at offset {expected}, behind the tensor before it", f"{offset}")
+        found[name] = GGUFTensor(kind, shape, base + offset, base + offset + length)
+        if found[name].stop > walk.size:
+            raise BrokenFile(
+                walk.label, f"a GGUF file of {found[name].stop} bytes or more, for {name!r}", f"{walk.size}"
+            )
+        expected += -(-length // alignment) * alignment
+    return found
+
+
+def _length(walk: _Walk, name: str, kind: int, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor; its rows must be whole blocks of its quantisation."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        per_block, bytes_per_block = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    except (ValueError, KeyError) as error:
+        raise BrokenFile(walk.label, f"a known quantisation of {name!r}", f"type {kind}") from error
+    row = shape[-1] if shape else 1
+    if row % per_block:
+        raise BrokenFile(walk.label, f"rows of {name!r} in blocks of {per_block}", f"rows of {row}")
+    count = 1
+    for size in shape:
+        count *= size
+    return count // per_block * bytes_per_block
+
+
+# --- GGUF files (llama.cpp, Ollama): metadata as a config, and tensors dequantised exactly, one at a time ---
 
 SIZE_KEYS = {
     "embedding_length": "hidden_size",

@@ -1,18 +1,96 @@
-"""A live `nn.Module` as a checkpoint: its tensors by name, and a config that says what it is."""
+"""A live `nn.Module` as a tensor store; weights on disk or quantised in memory are read through it."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from oversmooth.errors import BrokenFile, RefusedArchitecture
-from oversmooth.models.resolve import TensorNames
+from oversmooth.errors import BrokenFile, PackedWeights, RefusedArchitecture
+from oversmooth.models.declaration import Arch, Paths
+from oversmooth.models.identify import TensorNames
 from oversmooth.models.stores.adapters import effective, is_adapted, tensors_of_adapted
-from oversmooth.models.stores.elsewhere import kept_elsewhere
-from oversmooth.models.stores.live_quantised import plain
+from oversmooth.models.stores.packed_integers import OF_127
 from oversmooth.results import FileFacts
+
+# --- weights of a live model that are not in memory: read from where they are kept, one at a time ---
+
+KEPT = "_oversmooth_kept"
+"""Attribute of a module whose weights are read block by block: name of the tensor to what reads it."""
+
+
+def keep_elsewhere(owner: nn.Module, attribute: str, read: Callable[[], Tensor]) -> None:
+    """Remembers how a tensor of a module is read, while the module itself holds none."""
+    owner.__dict__.setdefault(KEPT, {})[attribute] = read
+
+
+def kept_elsewhere(owner: nn.Module, attribute: str) -> Tensor | None:
+    """A tensor that the module does not hold: kept by us, or by accelerate (`device_map`); `None` where nobody has it."""
+    read = owner.__dict__.get(KEPT, {}).get(attribute)
+    if read is not None:
+        return read()
+    hook: Any = getattr(owner, "_hf_hook", None)
+    for part in getattr(hook, "hooks", (hook,)):  # accelerate puts several in a sequence
+        weights = getattr(part, "weights_map", None)
+        with suppress(KeyError):
+            if weights is not None:
+                return weights[attribute]
+    return None
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where inputs go: where the first weight in memory is, or the CPU where all of them are read when needed."""
+    for parameter in model.parameters():
+        if not parameter.is_meta:
+            return parameter.device
+    devices = [str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()]
+    usable = [device for device in devices if device not in ("disk", "meta")]
+    return torch.device(usable[0] if usable else "cpu")
+
+
+# --- weights of live models that are quantised in memory: torchao's tensors ---
+
+
+def plain(owner: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """The tensor itself, or what it stands for where its class quantises; in float32 then."""
+    kind = type(tensor).__name__
+    if kind == "Params4bit":
+        return _four_bits(name, tensor)
+    if kind == "Int8Params" and tensor.dtype == torch.int8:
+        return _eight_bits(owner, name, tensor)
+    return tensor.dequantize().float() if _has_own_floats(tensor) else tensor
+
+
+def is_quantised(tensor: Tensor) -> bool:
+    """Whether a live tensor stands for other numbers than it holds."""
+    return type(tensor).__name__ in ("Params4bit", "Int8Params") or _has_own_floats(tensor)
+
+
+def _has_own_floats(tensor: Tensor) -> bool:
+    is_subclass = type(tensor) not in (Tensor, nn.Parameter) and not isinstance(
+        tensor, nn.parameter.UninitializedParameter
+    )
+    return is_subclass and type(tensor).dequantize is not Tensor.dequantize  # torch's own is for its old dtypes
+
+
+def _four_bits(name: str, tensor: Any) -> Tensor:
+    if tensor.quant_state is None:  # not quantised yet: that happens when it is moved to its device
+        return tensor.data
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(tensor.data, tensor.quant_state).float()
+
+
+def _eight_bits(owner: nn.Module, name: str, tensor: Any) -> Tensor:
+    scales = tensor.SCB if tensor.SCB is not None else getattr(getattr(owner, "state", None), "SCB", None)
+    if scales is None:
+        raise PackedWeights("the module", f"{name!r} holds 8-bit integers of bitsandbytes without their scales")
+    return tensor.data * scales.view(-1, 1) * OF_127
+
+
+# --- A live `nn.Module` as a checkpoint: its tensors by name, and a config that says what it is ---
 
 TIMM_MODELS = ("VisionTransformer", "VisionTransformerDistilled")
 TIMM_BLOCKS = ("Block",)
@@ -21,17 +99,10 @@ TIMM_BLOCKS = ("Block",)
 class ModuleStore:
     """Tensors of a live module. Parametrized tensors appear under their own names, as the values they now have."""
 
-    def __init__(self, module: nn.Module, *, keeps_names: bool = False):
-        """`keeps_names`: also in stacks of bare attention modules, which are numbered otherwise."""
+    def __init__(self, module: nn.Module):
         self._module = module
         self._where = tensors_of(module)
         self.config = describe(module)
-        if self.config.get("model_type") == "torch_attention" and not keeps_names:
-            # Stacks of bare attention modules have names of the user's own: number them.
-            layers = attention_modules(module)
-            self._where = {
-                f"{i}.{n}": owner for i, layer in enumerate(layers) for n, owner in tensors_of(layer).items()
-            }
         self.names = self._where.keys()
 
     def read(self, name: str) -> Tensor:
@@ -113,8 +184,14 @@ def describe(module: nn.Module) -> dict[str, Any]:
         return next(iter(known.values()))
     if known:  # a module of the user's own around several models, such as two towers
         return {"model_type": type(module).__name__, **known}
-    encoder = [part for part in module.modules() if isinstance(part, nn.TransformerEncoderLayer)]
-    if encoder:
+    if any(isinstance(part, nn.TransformerDecoderLayer) for part in module.modules()):
+        return {"class": type(module).__name__}  # three norms and cross-attention: found by running it
+    layers = {path: part for path, part in module.named_modules() if isinstance(part, nn.TransformerEncoderLayer)}
+    encoder = list(layers.values())
+    is_listed = all(path.rpartition(".")[2].isdigit() for path in layers)  # others are found by running them
+    is_alike = len({(layer.norm_first, layer.self_attn.batch_first) for layer in encoder}) == 1
+    attention = {id(part) for part in module.modules() if isinstance(part, nn.MultiheadAttention)}
+    if is_listed and is_alike and attention == {id(layer.self_attn) for layer in encoder}:
         first = encoder[0]
         return {
             "model_type": "torch_encoder",
@@ -122,28 +199,43 @@ def describe(module: nn.Module) -> dict[str, Any]:
             "norm_first": first.norm_first,
             "batch_first": first.self_attn.batch_first,
         }
-    attention = attention_modules(module)
-    if attention:
-        first_attention = attention[0]
-        return {
-            "model_type": "torch_attention",
-            "num_attention_heads": first_attention.num_heads,
-            "batch_first": first_attention.batch_first,
-        }
     return {"class": type(module).__name__}
 
 
-def attention_modules(module: nn.Module) -> list[nn.MultiheadAttention]:
-    """torch's self-attention modules in order; cross-attention of torch's decoder layers is left out."""
-    crossing = {id(part.multihead_attn) for part in module.modules() if isinstance(part, nn.TransformerDecoderLayer)}
-    found = [part for part in module.modules() if isinstance(part, nn.MultiheadAttention) and id(part) not in crossing]
-    for part in found:
-        if part.bias_k is not None or part.add_zero_attn:
-            extra = (
+def refuse_extra_tokens(module: nn.Module) -> None:
+    """Raises for torch's attention that appends a token of its own."""
+    for part in module.modules():
+        if isinstance(part, nn.MultiheadAttention) and (part.bias_k is not None or part.add_zero_attn):
+            reason = (
                 "add_bias_kv or add_zero_attn appends a token that is no input, so rows over inputs do not sum to one"
             )
-            raise RefusedArchitecture("This nn.MultiheadAttention", extra)
-    return found
+            raise RefusedArchitecture("This nn.MultiheadAttention", reason)
+
+
+def bare_attention(module: nn.Module) -> tuple[Arch, ...]:
+    """Declarations of torch's self-attention modules by themselves, for a model that could not be run to find more.
+
+    Their weights are read as PyTorch lays them out; what stands around them is not known. Cross-attention of torch's
+    decoder layers is left out.
+    """
+    crossing = {id(part.multihead_attn) for part in module.modules() if isinstance(part, nn.TransformerDecoderLayer)}
+    alike: dict[tuple[int, int, bool], list[str]] = {}
+    for path, part in module.named_modules():
+        if isinstance(part, nn.MultiheadAttention) and id(part) not in crossing:
+            alike.setdefault((part.embed_dim, part.num_heads, part.batch_first), []).append(path)
+    return tuple(
+        Arch(
+            name="torch_attention",
+            model_types=(),
+            stack=f"width {width}, {heads} heads" if len(alike) > 1 else "",
+            paths=Paths(block=",".join(paths), qkv="in_proj_*", v="v_proj_*", o="out_proj"),
+            n_heads=heads,
+            n_kv=heads,
+            d_head=width // heads,
+            token_axis=int(batch_first),
+        )
+        for (width, heads, batch_first), paths in alike.items()
+    )
 
 
 def _describe_timm(model: nn.Module) -> dict[str, Any]:

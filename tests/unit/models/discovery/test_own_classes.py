@@ -3,15 +3,18 @@
 import re
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import oversmooth as osm
-from oversmooth.errors import NotDiscovered, RefusedArchitecture
-from oversmooth.models.declaration import Arch, Paths, Rows
-from oversmooth.models.discovery.known import known_inputs
+from oversmooth.errors import ConfigMismatch, NotDiscovered, NotLive, RefusedArchitecture
+from oversmooth.models.declaration import Arch, FusedRows, Paths
+from oversmooth.models.discovery.watch import known_inputs
+from oversmooth.models.open import open_source
+from tests.contract.handwritten import CASES
 from tests.unit.models.discovery.own_classes import (
     D_HEAD,
     HEADS,
@@ -347,9 +350,34 @@ def test_a_declaration_can_be_kept_and_passed_on() -> None:
     twin = own_model("fused, interleaved", seed=1)
     given, own = osm.inspect(twin, arch=found), osm.inspect(twin)
     assert [layer.plain for layer in given.layers] == [layer.plain for layer in own.layers]
-    written = eval(found.code(), {"Arch": Arch, "Paths": Paths, "Rows": Rows})
+    written = eval(found.code(), {"Arch": Arch, "Paths": Paths, "FusedRows": FusedRows})
     assert written == replace(found.archs[0], proof=None)
-    assert written.fused == Rows(first=2, per_head=3 * D_HEAD, per_channel=3)
+    assert written.fused == FusedRows(first=2, per_head=3 * D_HEAD, per_channel=3)
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_a_bare_file_of_an_own_class_is_read_with_what_was_discovered(case: str, tmp_path: Path) -> None:
+    """The route that the message about an unknown file names."""
+    model = own_model(case)
+    torch.save({"model": model.state_dict(), "step": 3}, tmp_path / "own.pt")
+    found = osm.discover(model)
+    given, own = osm.inspect(tmp_path / "own.pt", arch=found), osm.inspect(model)
+    assert [layer.plain for layer in given.layers] == [layer.plain for layer in own.layers]
+    assert given.layers
+
+
+def test_a_file_that_names_a_shared_block_once_per_pass_is_read_once(tmp_path: Path) -> None:
+    case = CASES["two blocks twice"]()
+    torch.save(case.model.state_dict(), tmp_path / "own.pt")
+    found = osm.discover(case.model, case.batch)
+    given, own = osm.inspect(tmp_path / "own.pt", arch=found), osm.inspect(case.model, arch=found)
+    assert [(layer.passes, layer.plain) for layer in given.layers] == [
+        (layer.passes, layer.plain) for layer in own.layers
+    ]
+    three = {name: value for name, value in case.model.state_dict().items() if "blocks.3" not in name}
+    torch.save(three, tmp_path / "three.pt")
+    with pytest.raises(ConfigMismatch, match="2 in 4 passes"):
+        osm.inspect(tmp_path / "three.pt", arch=found)
 
 
 def test_two_forward_passes_are_enough_and_nothing_is_left_behind() -> None:
@@ -362,3 +390,77 @@ def test_two_forward_passes_are_enough_and_nothing_is_left_behind() -> None:
     assert not any(part._forward_pre_hooks for part in model.modules())
     osm.inspect(model)
     assert len(runs) == 2
+
+
+class OfIds(nn.Module):
+    """A model of token ids that takes five of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.block = nn.Embedding(20, WIDTH), nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        assert ids.shape[1] == 5, "five ids"
+        x: Tensor = self.block(self.embedding(ids))
+        return x
+
+
+@pytest.mark.parametrize(
+    "inputs", [{"": torch.randn(2, 5)}, {"": torch.zeros(2, 4).long()}, {"words": torch.zeros(2, 5).long()}]
+)
+def test_verify_says_inputs_where_an_own_model_does_not_run(inputs: dict[str, Tensor]) -> None:
+    model = OfIds().eval()
+    good = {"": torch.arange(10).reshape(2, 5)}
+    assert osm.verify(model, inputs=good).passed  # also what is found by running it is found on these inputs
+    with pytest.raises(NotLive, match=r"osm\.verify\(model, inputs="):
+        osm.verify(model, inputs=inputs)
+
+
+class OwnBias(nn.Module):
+    """The bias behind the output projection has a name of its own, in some blocks, and is added outside of it."""
+
+    def __init__(self, *, has_bias: bool) -> None:
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.dense = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.dense_bias = nn.Parameter(torch.randn(WIDTH)) if has_bias else None
+        self.other, self.ff = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        y = self.dense((q @ k.mT).softmax(-1) @ v)
+        x = x + (y if self.dense_bias is None else y + self.dense_bias)
+        return x + self.ff(self.other(x))
+
+
+def test_a_bias_with_a_name_of_its_own_is_read_where_a_block_has_one() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(OwnBias(has_bias=False), OwnBias(has_bias=True)).eval()
+    (stack,) = open_source(model).stacks()
+    assert [block.output.bias for block in stack.names.blocks] == [None, "1.dense_bias"]
+    measured = osm.measure(model, [torch.randn(2, 6, WIDTH)])
+    assert measured.stream is not None
+    assert (measured.stream.broken, measured.stream.unmatched) == ((), ())
+    predicted = osm.predict(model, [torch.randn(2, 6, WIDTH)])
+    assert max(layer.identity_error for layer in predicted.layers) < 1e-4
+
+
+class LayersByName(nn.Module):
+    """torch's own layers, of two forms, under names instead of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (
+            nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, norm_first=is_first)
+            for is_first in (False, True)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(x))
+        return y
+
+
+def test_torchs_own_layers_under_names_of_their_own_are_found_by_running_them() -> None:
+    model = LayersByName().eval()
+    assert [stack.arch.residual for stack in open_source(model).stacks()] == ["post", "pre"]
+    assert osm.verify(model).passed

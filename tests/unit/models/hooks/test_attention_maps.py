@@ -8,8 +8,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from oversmooth.errors import NoAttentionMaps
-from oversmooth.models.hooks.attention_maps import AttentionMaps, Awaited, _Watch, attention_watched
-from oversmooth.models.opening import open_source
+from oversmooth.models.hooks.attention_maps import AttentionMaps, NextAttention, _Watch, attention_watched
+from oversmooth.models.open import open_source
 from tests.contract.tiny_models import tiny_model
 
 
@@ -17,7 +17,7 @@ def watched(function):
     """The maps that a watch takes while the function runs, and what the function returns."""
     watch = _Watch()
     with watch:
-        watch.arm(Awaited(("", 0), "layer 0", 4))
+        watch.arm(NextAttention(("", 0), "layer 0", 4))
         output = function()
     return watch.take(("", 0)), output
 
@@ -154,7 +154,7 @@ def test_attention_to_padding_is_refused():
 def test_a_kernel_that_cannot_be_watched_is_named_with_what_to_do():
     watch = _Watch()
     with watch:
-        watch.arm(Awaited(("", 4), "layer 4", None))
+        watch.arm(NextAttention(("", 4), "layer 4", None))
     with pytest.raises(NoAttentionMaps, match="layer 4") as caught:
         watch.take(("", 4))
     for piece in ("kernel", 'attn_implementation="sdpa"', "eager"):

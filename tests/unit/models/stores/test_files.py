@@ -7,15 +7,9 @@ import pytest
 from huggingface_hub import constants
 
 from oversmooth.errors import BrokenFile, MissingDependency, RemoteUnavailable
-from oversmooth.models.stores import attempts
-from oversmooth.models.stores.attempts import TRIES, retried
-from oversmooth.models.stores.files import (
-    Folder,
-    LocalFolder,
-    RangedFile,
-    read_small,
-)
-from oversmooth.models.stores.remote import cached_hub_folder, hub_folder, remote_folder
+from oversmooth.models.stores import remote as attempts
+from oversmooth.models.stores.remote import TRIES, cached_hub_folder, hub_folder, remote_folder, retried
+from oversmooth.models.stores.store import Folder, LocalFolder, RangedFile, read_small
 
 
 class Answer(Exception):

@@ -5,9 +5,9 @@ import gzip
 import pytest
 
 from oversmooth.errors import RemoteUnavailable
-from oversmooth.models.stores import attempts, http
-from oversmooth.models.stores.http import HttpFolder
-from oversmooth.models.stores.traffic import Traffic, traffic
+from oversmooth.models.stores import remote as attempts
+from oversmooth.models.stores import remote as http
+from oversmooth.models.stores.remote import HttpFolder, RateLimiter, traffic
 from tests.rude_server import elapsed, head, honest, rude_server
 
 CONTENT = bytes(range(100))
@@ -215,11 +215,11 @@ def test_every_request_to_the_place_itself_has_a_permit_of_its_own():
 
     permits: list[int] = []
 
-    def permit():
+    def permit(host):
         permits.append(len(place))
         return 0.0
 
-    with rude_server(storage) as stored, rude_server(redirect) as url, traffic(Traffic(permit=permit)):
+    with rude_server(storage) as stored, rude_server(redirect) as url, traffic(RateLimiter(permit=permit)):
         file = HttpFolder(url).open("x")
         assert file.read(10, 20) == CONTENT[10:20]
         valid[0] = "second"

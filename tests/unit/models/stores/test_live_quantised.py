@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import oversmooth as osm
 from oversmooth.errors import PackedWeights
-from tests.unit.models.stores.quantised.checkpoints import tiny_llama
+from tests.unit.models.stores.checkpoints import tiny_llama
 
 
 def _replaced(make):

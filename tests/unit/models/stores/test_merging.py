@@ -7,9 +7,9 @@ from email.utils import format_datetime
 
 import pytest
 
-from oversmooth.models.stores.files import RangedFile
-from oversmooth.models.stores.merging import MergedFile, merged
-from oversmooth.models.stores.traffic import Traffic, asked_to_wait, current_traffic, traffic
+from oversmooth.models.stores.remote import RateLimiter, asked_to_wait, current_traffic, traffic
+from oversmooth.models.stores.safetensors import MergedFile, merged
+from oversmooth.models.stores.store import RangedFile
 
 CONTENT = bytes(random.Random(0).randrange(256) for _ in range(1000))
 
@@ -60,7 +60,7 @@ def test_a_server_is_obeyed_in_seconds_as_a_date_and_by_the_window_of_its_limit(
 
 
 def test_manners_hold_inside_and_end_outside():
-    own = Traffic(tries=9)
+    own = RateLimiter(tries=9)
     with traffic(own):
         assert current_traffic() is own
     assert current_traffic().tries is None
@@ -69,5 +69,5 @@ def test_manners_hold_inside_and_end_outside():
 def test_a_permit_is_asked_for_again_after_the_wait_it_names(monkeypatch):
     waits, slept = iter([0.5, 0.25, 0.0]), []
     monkeypatch.setattr(time, "sleep", slept.append)
-    Traffic(permit=lambda: next(waits)).wait_for_permit()
+    RateLimiter(permit=lambda host: next(waits)).wait_for_permit("https://hub/x")
     assert slept == [0.5, 0.25]

@@ -10,8 +10,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 import oversmooth as osm
 from oversmooth.errors import BrokenFile, PackedWeights, RefusedArchitecture
-from oversmooth.models.opening import open_source
-from oversmooth.models.stores.module import ModuleStore, attention_modules, describe
+from oversmooth.models.open import open_source
+from oversmooth.models.stores.module import ModuleStore, bare_attention, describe
 from oversmooth.models.stores.store import ReadLog
 from tests.contract.tiny_models import AttentionStack, tiny_model
 
@@ -111,11 +111,20 @@ def test_shared_parameters_are_found_under_every_name():
     assert store.owner("1.norm1.weight") is layer.norm1
 
 
-def test_bare_attention_modules_are_numbered_in_their_order():
+def test_bare_bare_attention_are_declared_under_their_own_names():
     stack = AttentionStack()
-    store = ModuleStore(stack)
-    assert store.config["model_type"] == "torch_attention"
-    assert store.owner("2.in_proj_weight") is stack.mixers["m2"]
+    (arch,) = bare_attention(stack)
+    assert arch.paths.block == "mixers.m0,mixers.m1,mixers.m2"
+    assert (arch.n_heads, arch.d_head, arch.token_axis) == (4, 8, 1)
+
+
+def test_attention_of_two_sizes_is_two_stacks():
+    found = bare_attention(nn.ModuleList([nn.MultiheadAttention(32, 4), nn.MultiheadAttention(64, 8)]))
+    assert [arch.stack for arch in found] == ["width 32, 4 heads", "width 64, 8 heads"]
+    model = nn.ModuleList([nn.MultiheadAttention(32, 4), nn.MultiheadAttention(64, 8)])
+    result = osm.inspect(model)  # it has no forward pass, so nothing else is known of it
+    assert [layer.stack for layer in result.layers] == ["width 32, 4 heads", "width 64, 8 heads"]
+    assert result.missing[0].field == "everything around nn.MultiheadAttention"
 
 
 @pytest.mark.parametrize("sizes", [{}, {"kdim": 16, "vdim": 32}], ids=["one-weight", "separate-weights"])
@@ -130,7 +139,7 @@ def test_attention_with_one_weight_or_several_gives_the_product_of_its_matrices(
 
 def test_cross_attention_of_a_decoder_layer_is_left_out():
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 4, 48), 2)
-    assert [id(found) for found in attention_modules(decoder)] == [id(layer.self_attn) for layer in decoder.layers]
+    assert bare_attention(decoder)[0].paths.block == "layers.0.self_attn,layers.1.self_attn"
 
 
 @pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ import torch
 from torch import nn
 
 from oversmooth.errors import BrokenFile, PackedWeights, UnsafePickle
-from oversmooth.models.stores.files import LocalFolder
-from oversmooth.models.stores.pickle import WRAPPERS, PickleStore, load_tensors
 from oversmooth.models.stores.safetensors import read_weight_map
+from oversmooth.models.stores.store import LocalFolder
+from oversmooth.models.stores.torch_pickle import WRAPPERS, PickleStore, load_tensors
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2, dtype=torch.bfloat16)}
 
@@ -119,6 +120,17 @@ def test_a_pickled_module_is_refused(tmp_path):
     torch.save(nn.Linear(2, 2), tmp_path / "x.pt")
     with pytest.raises(UnsafePickle, match=r"torch\.nn\.modules\.linear\.Linear"):
         load_tensors(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_torchs_advice_to_unpickle_all_the_same_is_not_passed_on(is_zip, tmp_path):
+    """As fairseq saves its checkpoints: the arguments of the command line beside the weights."""
+    path = tmp_path / "x.pt"
+    torch.save({"args": Namespace(a=1), "model": STATE}, path, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(UnsafePickle) as caught:
+        load_tensors(path)
+    assert caught.value.reason == "it names argparse.Namespace"
+    assert [word for word in ("safe_globals", "weights_only", "allowlist") if word in str(caught.value)] == []
 
 
 # --- files that are broken ------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from oversmooth.errors import BrokenFile, PackedWeights
-from oversmooth.models.stores.files import LocalFolder, RangedFile
 from oversmooth.models.stores.safetensors import DTYPES, SafetensorsStore, read_header
+from oversmooth.models.stores.store import LocalFolder, RangedFile
 
 SOUND = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 

@@ -1,0 +1,56 @@
+"""`oversmooth ablate`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from oversmooth.commands import options as completion
+from oversmooth.commands.options import (
+    DataOption,
+    LossTask,
+    Showing,
+    TargetArgument,
+    embedded_default,
+    reads_data,
+    runs_model,
+    show,
+    shows_rows,
+)
+from oversmooth.data.options import ReadingOptions
+from oversmooth.output.console import one_bar
+
+
+@runs_model
+@reads_data
+@shows_rows
+def ablate(
+    target: TargetArgument = None,
+    data: DataOption = None,
+    task: LossTask = None,
+    parts: Annotated[
+        str, typer.Option(help="What is removed, with commas.", autocompletion=completion.values("part"))
+    ] = "attention,feed-forward,block",
+    theory: Annotated[
+        bool, typer.Option(help="Also show the tendency of the weights and the rungs, for one more pass.")
+    ] = True,
+    *,
+    load: dict[str, Any],
+    showing: Showing,
+    reading: ReadingOptions,
+) -> None:
+    """Remove each attention, feed-forward and block in turn and show what that costs, beside numbers that are cheap."""
+    from oversmooth.output.tables import show_ablation
+    from oversmooth.worth.ablate import ablate as ablate_
+
+    with one_bar("Running sequences") as progress:
+        result = ablate_(
+            target or embedded_default(),
+            data,
+            task=task,
+            parts=parts.split(","),
+            theory=theory,
+            progress=progress,
+            **load,
+            **reading,
+        )
+    show(result, lambda: show_ablation(result), showing)

@@ -1,0 +1,63 @@
+"""`oversmooth compare`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from oversmooth.commands.options import DataOption, reads_data, runs_model
+from oversmooth.commands.report import (
+    PageFormat,
+    Tables,
+    _readings,
+    analysed,
+    destination,
+    losses_of,
+    put_page,
+    put_tables,
+    run_folders,
+)
+from oversmooth.data.options import ReadingOptions
+from oversmooth.errors import BadValue
+
+
+@runs_model
+@reads_data
+def compare(
+    targets: Annotated[
+        list[str],
+        typer.Argument(help="Two or more models, analyses saved with `report --save`, or folders of training runs."),
+    ],
+    data: DataOption = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write. Default: compare.html or compare.md.")
+    ] = None,
+    format: PageFormat = "html",
+    tables: Tables = None,
+    loss: Annotated[
+        bool, typer.Option("--loss", help="Also show the loss of each, beside what it does to features.")
+    ] = False,
+    *,
+    load: dict[str, Any],
+    reading: ReadingOptions,
+) -> None:
+    """Compare models on one page, aligned by relative depth: before and after, checkpoints of one run, or trained runs."""
+    from oversmooth.models.revisions import steps_of
+
+    output = destination(output, "compare", format, tables)
+    if runs := run_folders(targets):
+        from oversmooth.output.run_pages import runs_page
+
+        finished = [(run.analysis, run.where) for run in runs if run.analysis]
+        put_tables([analysis for analysis, _ in finished], tables, [where for _, where in finished])
+        put_page(runs_page(runs), output, format)
+        return
+    if len(targets) < 2 and not steps_of(targets[0]):
+        raise BadValue("The number of targets", len(targets), "at least 2 (for one model: oversmooth report)")
+    if loss and any(steps_of(target) for target in targets):
+        raise BadValue("--loss", "a series of checkpoints", "given with models one by one")
+    readings = _readings(targets, load, data, reading)
+    losses = losses_of(targets, load, data, readings) if loss else []
+    analyses, page = analysed(targets, load, data, readings, {}, losses)
+    put_tables(analyses, tables)
+    put_page(page, output, format)

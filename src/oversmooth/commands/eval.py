@@ -1,0 +1,51 @@
+"""`oversmooth loss`."""
+
+from typing import Annotated, Any
+
+import typer
+
+from oversmooth.commands.options import (
+    DataOption,
+    LossTask,
+    Showing,
+    TargetArgument,
+    embedded_default,
+    reads_data,
+    runs_model,
+    show,
+    shows_rows,
+)
+from oversmooth.data.options import ReadingOptions
+from oversmooth.output.console import one_bar
+
+
+@runs_model
+@reads_data
+@shows_rows
+def loss(
+    target: TargetArgument = None,
+    data: DataOption = None,
+    task: LossTask = None,
+    original: Annotated[
+        str | None, typer.Option(help="The model whose similarities an embedding model is compared with.")
+    ] = None,
+    *,
+    load: dict[str, Any],
+    showing: Showing,
+    reading: ReadingOptions,
+) -> None:
+    """Show how well a model does what it was trained for: its loss on data."""
+    from oversmooth.output.tables import show_loss
+    from oversmooth.worth.task_loss import task_loss
+
+    with one_bar("Running sequences") as progress:
+        result = task_loss(
+            target or embedded_default(),
+            data,
+            task=task,
+            original=original,
+            progress=progress,
+            **load,
+            **reading,
+        )
+    show(result, lambda: show_loss(result), showing)

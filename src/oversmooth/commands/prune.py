@@ -1,0 +1,60 @@
+"""`oversmooth prune`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from oversmooth.commands import options as completion
+from oversmooth.commands.options import DataOption, LossTask, Showing, reads_data, runs_model, show, shows_rows
+from oversmooth.data.options import ReadingOptions
+from oversmooth.output.console import one_bar
+
+
+@runs_model
+@reads_data
+@shows_rows
+def prune(
+    target: Annotated[
+        str,
+        typer.Argument(help="Local checkpoint: a folder.", show_default=False, autocompletion=completion.targets),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write to; must be new or empty.")],
+    blocks: Annotated[str | None, typer.Option(help="Blocks to remove, such as 9-11.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Share of the blocks to remove, such as 0.25.")] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="With --budget, remove those of the lowest influence, or whose removal costs least loss.",
+            autocompletion=completion.values("prune_by"),
+        ),
+    ] = "influence",
+    max_loss_increase: Annotated[
+        float | None, typer.Option(help="Write nothing if the loss grows by more than this.")
+    ] = None,
+    data: DataOption = None,
+    task: LossTask = None,
+    *,
+    load: dict[str, Any],
+    showing: Showing,
+    reading: ReadingOptions,
+) -> None:
+    """Write a checkpoint without some of its blocks, with its loss before and after."""
+    from oversmooth.output.tables import show_pruning
+    from oversmooth.worth.prune import prune as prune_
+
+    with one_bar("Running sequences") as progress:
+        result = prune_(
+            target,
+            out,
+            data,
+            blocks=blocks,
+            budget=budget,
+            by=by,
+            max_loss_increase=max_loss_increase,
+            task=task,
+            progress=progress,
+            **load,
+            **reading,
+        )
+    show(result, lambda: show_pruning(result), showing)

@@ -1,0 +1,130 @@
+"""The verbs in their order, with an example each."""
+
+from typing import Annotated
+
+import typer
+
+from oversmooth.commands.ablate import ablate
+from oversmooth.commands.compare import compare
+from oversmooth.commands.edit import edit, edit_curve
+from oversmooth.commands.eval import loss
+from oversmooth.commands.finetune import finetune
+from oversmooth.commands.gate import gate
+from oversmooth.commands.inspect import inspect
+from oversmooth.commands.list import architectures, plugins
+from oversmooth.commands.measure import measure
+from oversmooth.commands.predict import predict
+from oversmooth.commands.prune import prune
+from oversmooth.commands.report import card, report
+from oversmooth.commands.reproduce import reproduce
+from oversmooth.commands.survey import atlas, survey
+from oversmooth.commands.train import train
+from oversmooth.commands.verify import discover, verify
+from oversmooth.commands.watch import watch
+
+# --- an example of every verb, shown at the end of its help ---
+
+EXAMPLES = {
+    "inspect": (
+        "oversmooth inspect path/to/model --heads",
+        "oversmooth inspect model.gguf --json",
+        "oversmooth inspect owner/name --extremes",
+    ),
+    "verify": ("oversmooth verify path/to/model",),
+    "discover": ("oversmooth discover path/to/model",),
+    "measure": (
+        "oversmooth measure path/to/model --data texts.txt --max-samples 8",
+        "oversmooth measure vit_base_patch16_224 --data images/ --metrics all --csv values.csv",
+        "oversmooth measure path/to/model --data texts.txt --lengths 16,32,64,128 --page lengths.html",
+    ),
+    "predict": ("oversmooth predict path/to/model --max-samples 2 --what-if no_skip --what-if attnscale:0.5",),
+    "report": ("oversmooth report path/to/model -o report.html --figures figures",),
+    "card": ("oversmooth card analysis.json --name my-model -o card.md",),
+    "compare": (
+        "oversmooth compare before.json path/to/model -o compare.html",
+        "oversmooth compare path/to/model sharpened --loss --data texts.txt",
+        "oversmooth compare runs/vanilla runs/sharpen runs/smooth",
+    ),
+    "gate": (
+        "oversmooth gate path/to/model --data texts.txt --max-cosine 0.95 --min-effective-rank-share 0.05",
+        "oversmooth gate path/to/model --rules gate.toml --against before.json --junit gate.xml",
+    ),
+    "edit": (
+        "oversmooth edit path/to/model --sharpen --layers 3-5 --out sharpened",
+        "oversmooth edit path/to/model --sharpen --strength 0.25 --loss --data texts.txt --out gentler",
+    ),
+    "edit_curve": ("oversmooth edit-curve path/to/model --sharpen --layers 3-5 --data texts.txt -o curve.html",),
+    "loss": ("oversmooth loss path/to/model --data texts.txt", "oversmooth loss edited --original path/to/model"),
+    "ablate": ("oversmooth ablate path/to/model --data texts.txt --max-samples 16 --csv ablation.csv",),
+    "prune": (
+        "oversmooth prune path/to/model --blocks 9-11 --out smaller",
+        "oversmooth prune path/to/model --budget 0.25 --by loss --max-loss-increase 0.1 --data texts.txt --out smaller",
+    ),
+    "train": (
+        "oversmooth train digits --variant sharpen --seed 1",
+        "oversmooth train images --data path/to/folder",
+        "oversmooth train cifar100 --data cifar-100-python.tar.gz --set training.epochs=10",
+    ),
+    "watch": ("oversmooth watch runs/vanilla runs/sharpen --open",),
+    "finetune": ("oversmooth finetune path/to/encoder --tasks boolq,cb --data SuperGLUE --seeds 0,1,2",),
+    "reproduce": ("oversmooth reproduce all --out reproduction",),
+    "survey": (
+        "oversmooth survey models.txt --out survey",
+        "oversmooth survey --top 500 --pipeline-tag text-generation --out survey --workers 4",
+        "oversmooth survey hf://EleutherAI/pythia-70m@step1000..step143000 --out training",
+    ),
+    "atlas": ("oversmooth atlas survey -o atlas.html",),
+    "architectures": ("oversmooth architectures --json",),
+    "plugins": ("oversmooth plugins",),
+}
+
+
+def epilog(verb: str) -> str:
+    """For the help of a verb, in Markdown."""
+    return "**Examples**\n\n" + "\n\n".join(f"    {line}" for line in EXAMPLES[verb])
+
+
+# --- all commands under one name, with what they share ---
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Inspect, measure, predict and control oversmoothing in any Transformer.",
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if version:
+        from importlib.metadata import version as version_of
+
+        typer.echo(f"oversmooth {version_of('oversmooth')}")
+        raise typer.Exit
+
+
+for command in (
+    inspect,
+    discover,
+    verify,
+    measure,
+    predict,
+    report,
+    compare,
+    card,
+    gate,
+    edit,
+    edit_curve,
+    loss,
+    ablate,
+    prune,
+    train,
+    watch,
+    finetune,
+    reproduce,
+    survey,
+    atlas,
+    architectures,
+    plugins,
+):
+    app.command(epilog=epilog(command.__name__))(command)

@@ -1,0 +1,303 @@
+"""`load_data`: from whatever people hold (paths, tables, tensors, nothing) to batches and facts about them.
+
+given.py, built_in.py   texts, pictures, sounds
+tokens.py, preprocessing.py, sounds.py   as numbers, through the model's own tokenizer or processor
+this module             rows into batches, and what was done to them
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from torch import Tensor, nn
+
+from oversmooth.data.batches import Batch
+from oversmooth.data.options import DataOptions, Mask, ReadingOptions
+from oversmooth.data.preprocessing import RATE, Geometry, find_extractor, find_preprocessing
+from oversmooth.data.raw import RawData, read_raw, require_there
+from oversmooth.data.samples import sample_images, sample_sounds, sample_texts
+from oversmooth.data.tokens import (
+    REFUSED_SHARE,
+    WITHOUT_TOKENIZER,
+    Notation,
+    NotationTokenizer,
+    TextRows,
+    find_tokenizer,
+    given_tokenizer,
+    padded,
+    random_ids,
+    read_ids,
+)
+from oversmooth.errors import Conflict, NotSupported, UnreadableData, WrongBatch
+from oversmooth.models.inputs import IMAGE, image_shape, input_kinds, longest_text, vocabulary_size
+from oversmooth.models.open import LoadKeywords, OpenedModel, Target, open_model
+from oversmooth.models.source import Source
+from oversmooth.results import DataFacts
+
+# --- what a model is fed when nothing is given: texts and molecules of this package, generated pictures ---
+
+SAMPLE_COUNT = 16
+"""Generated pictures, sounds or sequences of ids."""
+SOUND_SECONDS = 2
+
+
+def built_in_texts() -> RawData:
+    return _all_of(sample_texts())
+
+
+def built_in_molecules(notation: Notation) -> RawData:
+    return _all_of(notation.samples())
+
+
+def _all_of(texts: Sequence[str]) -> RawData:
+    return RawData(iter(texts), sum(map(len, texts)))
+
+
+def built_in_pictures(geometry: Geometry, seed: int) -> Iterator[Any]:
+    """Generated pictures in RGB of the size that the model takes, or a little larger where its margins are cut off."""
+    from PIL import Image
+
+    scale = (geometry.shorter or 0) / min(geometry.height, geometry.width)
+    height, width = (max(side, round(side * scale)) for side in (geometry.height, geometry.width))
+    pixels = (sample_images(SAMPLE_COUNT, height, width, 3, seed) * 255).round().byte()
+    return (Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in pixels)
+
+
+def built_in_sounds(seed: int) -> Iterator[Tensor]:
+    return iter(sample_sounds(SAMPLE_COUNT, RATE * SOUND_SECONDS, seed))
+
+
+# --- keywords of every function that runs a model on data ---
+
+
+class RunKeywords(LoadKeywords, ReadingOptions, total=False):
+    """How the model is opened and run (`LoadOptions`), and how data are read (`DataOptions`)."""
+
+
+def opened(target: Target, options: RunKeywords, data: object = None) -> tuple[OpenedModel, DataOptions]:
+    """The opened target, and how data are read; what cannot be is said before anything is read."""
+    load: Any = {name: value for name, value in options.items() if name in LoadKeywords.__annotations__}
+    reading: Any = {name: value for name, value in options.items() if name not in load}
+    how = DataOptions(**reading)
+    if data is not None and how.ids is not None:
+        raise Conflict(("--data", "--ids") if isinstance(data, str) else ("batches", "ids"))
+    if data is not None and not isinstance(data, str) and how.tokenizer is not None:
+        raise Conflict(("batches", "tokenizer"))
+    if isinstance(data, str):
+        require_there(data)
+    return open_model(target, **load), how
+
+
+# --- from `--data`, or from nothing, to batches that a model takes ---
+
+
+Once = Callable[[str, Callable[[], Any]], Any]
+"""Keeps what a function makes under a name, as `OpenedModel.once` does."""
+
+
+@dataclass
+class InputRows:
+    """One kind of input: rows in order, how several become tensors, and how they were made."""
+
+    rows: Iterable[Any]
+    collate: Callable[[Sequence[Any]], dict[str, Any]]
+    statement: str = ""
+    warnings: tuple[str, ...] = ()
+    texts: TextRows | None = None
+    given: RawData | None = None
+
+
+@dataclass
+class LoadedData:
+    """Batches, and what is known about them once they were used."""
+
+    batches: Iterable[Batch]
+    description: str
+    origin: str
+    """given, built-in, random ids, or batches of the caller's own."""
+    parts: tuple[InputRows, ...] = field(default=())
+    labels: list[Any] = field(default_factory=list)
+    """The class of every sequence that was given out so far, as it is written; `None` where there is none."""
+    mask: Mask | None = None
+    """Which tokens count, where the caller says so."""
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What became known while they were used."""
+
+    def facts(self, *, sha256: str, sequences: int, tokens: int, skipped: int) -> DataFacts:
+        """What the model was run on; raises `UnknownTokens` where most of it was unknown to the tokenizer."""
+        text = next((part.texts.facts() for part in self.parts if part.texts is not None), None)
+        warnings = [warning for part in self.parts for warning in part.warnings]
+        warnings += [warning for part in self.parts if part.texts is not None for warning in part.texts.warnings()]
+        empty = sum(part.given.empty for part in self.parts if part.given is not None)
+        return DataFacts(
+            description=self.description,
+            sha256=sha256,
+            sequences=sequences,
+            tokens=tokens,
+            skipped=skipped,
+            origin=self.origin,
+            preprocessing="; ".join(part.statement for part in self.parts if part.statement),
+            text=text,
+            warnings=(*warnings, *self.warnings),
+            notes=(*((f"{empty} rows without content were left out.",) if empty else ()), *self.notes),
+        )
+
+
+def given_batches(batches: Iterable[Batch], mask: Mask | None = None) -> LoadedData:
+    """What the caller made, as it is."""
+    return LoadedData(batches, "batches given by the caller", "batches", mask=mask)
+
+
+def load_data(
+    data: str | None,
+    model: nn.Module,
+    source: Source,
+    config: Mapping[str, Any],
+    reading: DataOptions,
+    *,
+    trust_remote_code: bool = False,
+    once: Once = lambda name, make: make(),
+) -> LoadedData:
+    """Batches of the right kind for the model, from `--data`, from a file of ids, or built in.
+
+    `once` keeps the tokenizer for the next call; without it, it is loaded each time.
+    """
+    kinds = input_kinds(model, config)
+    if data is not None and len(kinds) > 1:
+        raise UnreadableData(data, "a model with one kind of input", f"one that takes {' and '.join(kinds)} together")
+    reader = _Reader(data, model, source, config, reading, trust_remote_code, once)
+    parts = tuple(reader.of_kind(kind) for kind in kinds)
+    rows = islice(zip(*(part.rows for part in parts), strict=False), reading.max_samples)
+    found = LoadedData(iter(()), *reader.described(kinds), parts, mask=reading.mask)
+    found.batches = _batched(_noting(rows, found), parts, reading.batch_size)
+    return found
+
+
+def _noting(rows: Iterable[tuple[Any, ...]], data: LoadedData) -> Iterator[tuple[Any, ...]]:
+    """The rows, with the class of what each was made from; windows of one text have the class of that text."""
+    for row in rows:
+        known = [part.given.labels for part in data.parts if part.given is not None and part.given.labels]
+        data.labels.append(known[0][-1] if known else None)
+        yield row
+
+
+def _batched(rows: Iterable[tuple[Any, ...]], parts: Sequence[InputRows], size: int) -> Iterator[dict[str, Any]]:
+    iterator = iter(rows)
+    while chosen := list(islice(iterator, size)):
+        batch: dict[str, Any] = {}
+        for part, column in zip(parts, zip(*chosen, strict=True), strict=True):
+            batch |= part.collate(column)
+        yield batch
+
+
+@dataclass
+class _Reader:
+    """Everything that decides how one kind of input is made."""
+
+    data: str | None
+    model: nn.Module
+    source: Source
+    config: Mapping[str, Any]
+    reading: DataOptions
+    trust_remote_code: bool
+    once: Once
+    drawn: int | None = None
+    """Size of the vocabulary that ids were drawn from, where there is no tokenizer."""
+
+    def of_kind(self, kind: str) -> InputRows:
+        if self.reading.ids is not None and kind != "text":
+            raise NotSupported("--ids", f"for a model that takes {kind}")
+        return {"text": self._texts, "image": self._images, "audio": self._sounds}[kind]()
+
+    def described(self, kinds: Sequence[str]) -> tuple[str, str]:
+        """Description and origin of the data."""
+        if self.reading.ids is not None:
+            return f"token ids of {self.reading.ids}", "given"
+        if self.data is not None:
+            return self.data, "given"
+        if self.drawn is not None:
+            return f"token ids drawn at random from the model's own {self.drawn:,}", "random ids"
+        return f"built-in samples ({' and '.join(kinds)})", "built-in"
+
+    def _texts(self) -> InputRows:
+        length = longest_text(self.config, self.reading.max_tokens)
+        if self.reading.ids is not None:
+            return InputRows(read_ids(self.reading.ids, length), padded)
+        if self.reading.tokenizer is not None:
+            tokenizer = given_tokenizer(self.reading.tokenizer, trust_remote_code=self.trust_remote_code)
+            self._require_fit(tokenizer)
+            whose = f"the tokenizer of {self.reading.tokenizer}"
+        else:
+            trusted = self.trust_remote_code
+            tokenizer, reason = self.once("tokenizer", lambda: find_tokenizer(self.source, trust_remote_code=trusted))
+            whose = "the model's own tokenizer"
+        if tokenizer is None:
+            return self._random_ids(length, f"There is no tokenizer beside the model (found {reason})", reason)
+        if isinstance(tokenizer, NotationTokenizer):
+            how = f"{tokenizer.notation.name}, in the words of {self.reading.tokenizer or 'the model'}'s vocab.txt"
+            return self._tokenized(tokenizer, length, lambda: built_in_molecules(tokenizer.notation), how)
+        if self.data is None and not self.reading.allow_unknown and (words := _unknown_built_in(tokenizer, length)):
+            why = f"The model's tokenizer does not know the built-in texts (for example {', '.join(map(repr, words))})"
+            return self._random_ids(length, why, "")
+        return self._tokenized(tokenizer, length, built_in_texts, whose)
+
+    def _require_fit(self, tokenizer: Any) -> None:
+        """Refuses another model's tokenizer that makes ids which this model does not have."""
+        known = vocabulary_size(self.model, self.config)
+        ids = tokenizer.words.values() if isinstance(tokenizer, NotationTokenizer) else tokenizer.get_vocab().values()
+        if known and max(ids) >= known:
+            advice = "Give the tokenizer that the model was trained with."
+            raise WrongBatch(f"a tokenizer with ids below {known:,}", f"one with ids up to {max(ids):,}", advice)
+
+    def _tokenized(self, tokenizer: Any, length: int, built_in: Callable[[], RawData], how: str) -> InputRows:
+        texts = built_in() if self.data is None else read_raw(self.data, "text", per_line=self.reading.per_line)
+        rows = TextRows(texts, tokenizer, length, self.reading.allow_unknown)
+        return InputRows(rows, rows.collate, f"{how}, windows of at most {length} tokens", texts=rows, given=texts)
+
+    def _random_ids(self, length: int, why: str, reason: str) -> InputRows:
+        vocabulary = vocabulary_size(self.model, self.config)
+        if self.data is not None or not vocabulary:
+            raise WrongBatch(f"a tokenizer beside {self.source.target}", reason, WITHOUT_TOKENIZER)
+        self.drawn = vocabulary
+        rows = random_ids(vocabulary, self.config, count=SAMPLE_COUNT, length=length, seed=self.reading.seed)
+        warning = (
+            f"{why}: token ids were drawn at random from the model's own vocabulary. The numbers say nothing about text that "
+            "the model was trained on; give it with --data and --tokenizer, or with --ids."
+        )
+        return InputRows(rows, padded, f"random ids, {length} in each sequence", (warning,))
+
+    def _images(self) -> InputRows:
+        steps = find_preprocessing(self.model, self.source, self.config, self.reading, is_generated=self.data is None)
+        given = None
+        if self.data is None:
+            pictures = built_in_pictures(steps.geometry, self.reading.seed)
+        else:
+            given = read_raw(self.data, "image", per_line=False)
+            pictures = given.items
+        _, height, width = image_shape(self.model, self.config)
+        takes = inspect.signature(self.model.forward).parameters
+        is_other = (steps.geometry.height, steps.geometry.width) != (height, width)
+        extra = {"interpolate_pos_encoding": True} if is_other and "interpolate_pos_encoding" in takes else {}
+        statement = steps.statement
+        if extra:
+            statement += f"; position encodings interpolated from {height} x {width} pixels"
+        return InputRows(
+            pictures, lambda images: {IMAGE: steps.apply(images), **extra}, statement, steps.warnings, given=given
+        )
+
+    def _sounds(self) -> InputRows:
+        if self.data is not None:
+            raise NotSupported("--data", "for audio models", "they are measured on generated sounds")
+        extract, statement = find_extractor(self.model, self.source, self.config)
+        return InputRows(built_in_sounds(self.reading.seed), extract, statement)
+
+
+def _unknown_built_in(tokenizer: Any, length: int) -> list[str]:
+    """Words of the built-in texts that a tokenizer does not know, where it does not know too much of them."""
+    rows = TextRows(built_in_texts(), tokenizer, length, allow_unknown=True)
+    for _ in rows:
+        pass
+    return rows.unknown_words if rows.unknown_share > REFUSED_SHARE else []

@@ -1,0 +1,455 @@
+"""Hooks that report the hidden states at every place of a running model."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from oversmooth.errors import TokensChanged
+from oversmooth.models.hooks.chain import Chain, version_of
+from oversmooth.models.hooks.places import (
+    STREAM,
+    SUB_BLOCKS,
+    Observe,
+    ObserverFailed,
+    Place,
+    all_received,
+    all_returned,
+    received,
+    returned,
+)
+from oversmooth.models.identify import inside
+from oversmooth.models.source import Stack
+from oversmooth.models.stores.module import ModuleStore
+
+# --- the hooks of one block: the stream, the branches and the norms of its sub-blocks, whatever its form ---
+
+NAME_OF = {"attn": "attention", "cross": "cross-attention", "ffn": "the feed-forward"}
+
+
+class BlockTap:
+    """The hooks of one block. `x` is the residual stream as it stands."""
+
+    def __init__(self, tap: "StackTap", position: int):
+        self.tap = tap
+        self.arch = tap.stack.arch
+        self.names = tap.stack.names.blocks[position]
+        self.depths = [depth + 1 for depth in tap.stack.passes[position]]
+        self.subs = [sub for sub in SUB_BLOCKS if sub != "cross" or "cross_norm" in self.names.norms]
+        self.x: Tensor = torch.empty(0)
+        self._version = 0
+        """Of `x` when it was taken: a block that writes into it changes this."""
+        self.input_at = self._output_at = 0
+        """Where the stream is among all features that the block receives and returns."""
+        self._received: list[Tensor] = []
+        """All features that the first block received, until it shows which of them it adds to."""
+
+    def attach(self) -> Iterator[Any]:
+        if self.arch.paths.before or self.arch.paths.after:
+            yield from self._attach_readers()
+            return
+        block = self._block_module()
+        yield block.register_forward_pre_hook(self._enter, with_kwargs=True)
+        is_bare_attention = isinstance(block, nn.MultiheadAttention)
+        if is_bare_attention:
+            yield block.register_forward_hook(self._bare_attention)
+            return
+        yield from {
+            "pre": self._attach_pre,
+            "post": self._attach_post,
+            "sandwich": self._attach_sandwich,
+            "parallel": self._attach_parallel,
+        }[self.arch.residual]()
+        yield block.register_forward_hook(self._leave)
+
+    def _block_module(self) -> nn.Module:
+        value_owner = self.tap.store.owner(self.names.value.weight)
+        bare = isinstance(value_owner, nn.MultiheadAttention) and not self.names.norms
+        return value_owner if bare else self.tap.store.module(self.names.path)
+
+    def _norm(self, role: str) -> nn.Module | None:
+        names = self.names.norms.get(role)
+        return self.tap.store.norm(names) if names else None
+
+    # --- what is the same for all blocks ---
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        candidates = [self.tap.batchreturned(h) for h in all_received(args, kwargs)]
+        if self.tap.chain is not None and len(candidates) > 1:
+            self._choose_input(self.tap.chain, candidates)
+        x = self.tap.own(candidates[min(self.input_at, len(candidates) - 1)])
+        tap, seen = self.tap, self.tap.depth
+        tap.depth = next((depth for depth in self.depths if depth > seen), self.depths[0])
+        if tap.depth == 1:
+            tap.begin(self.names.path, x)
+        elif tap.depth > seen + 1:
+            tap.enter(self.names.path, x, over_other=True)
+            tap.emit("other_sum", x, depth=tap.depth - 1)
+        elif tap.enter(self.names.path, x):
+            tap.emit("between", x, depth=tap.depth - 1)
+        self._hold(x)
+
+    def _choose_input(self, chain: "Chain", candidates: list[Tensor]) -> None:
+        """Which of several features is the stream: what the block before gave; in the first block what it adds to."""
+        label = self.tap.stack.label
+        if self.tap.depth == 0:
+            self._received = candidates
+            chain.unsure[label] = self
+        elif (place := chain.same_among(label, candidates)) is not None:
+            self.input_at = place
+            chain.inputs_at[label].append(place)
+
+    def _hold(self, x: Tensor) -> None:
+        self.x, self._version = x, version_of(x)
+
+    def _begin(self, h: Tensor) -> None:
+        """Attention begins; what the block did before it, as in a macaron of two feed-forwards, is another part."""
+        if h.shape == self.x.shape and not torch.equal(h, self.x):
+            h = self.tap.own(h)
+            self._added_in_chain("the part before attention", h)
+            self.tap.emit("other_sum", h)
+            self._hold(h)
+
+    def _leave(self, module: nn.Module, args: object, output: Any) -> None:
+        h = self._given(output)
+        if self.arch.residual in ("pre", "parallel"):
+            self.added(self.subs[-1], h)
+        elif self.tap.chain is not None:
+            where = f"the output of {self.names.path or 'the block'}"
+            self.tap.chain.must_be(self.tap.stack.label, where, h, ours=self.arch.residual == "sandwich")
+        self._left()
+
+    def _left(self) -> None:
+        self.x, self._received = torch.empty(0), []
+        if self.tap.chain is not None:
+            self.tap.chain.left(self.tap.stack.label, is_last=self.tap.depth == self.tap.last)
+
+    def _given(self, output: Any) -> Tensor:
+        """The stream among what the block returned: on the first pass, what its own modules and its input explain."""
+        like = self.tap.batchreturned(self.x) if self.arch.token_axis == 0 else self.x  # as the model passes it on
+        candidates = [self._in_order(h) for h in all_returned(output, like)]
+        if self.tap.chain is not None and len(candidates) > 1:
+            adds = self.arch.residual in ("pre", "parallel")
+            chain, label = self.tap.chain, self.tap.stack.label
+            self._output_at = (chain.sum_among if adds else chain.same_among)(label, candidates) or 0
+        return candidates[min(self._output_at, len(candidates) - 1)]
+
+    def _features(self, output: Any) -> Tensor:
+        return self._in_order(returned(output, self.x))
+
+    def _in_order(self, h: Tensor) -> Tensor:
+        if h.ndim == 2 and h.numel() == self.x.numel():  # some blocks flatten (batch, token) for their feed-forward
+            return h.reshape(self.x.shape)
+        return self.tap.batchreturned(h)
+
+    def added(self, sub: str, h: Tensor) -> None:
+        """The stream is `h` after the branch of `sub` was added."""
+        if self.tap.chain is not None and version_of(self.x) != self._version:
+            self.tap.chain.writes_into_stream = True
+        if self.tap.chain is not None and self._received and sub == "attn":
+            self.tap.chain.adds_to(self.tap.stack.label, self._received, h)
+            self._received = []
+        h = self.tap.own(h)
+        self._added_in_chain(NAME_OF[sub], h, is_attention=sub == "attn")
+        self.tap.emit_difference(f"{sub}_branch", h, self.x)
+        self.tap.emit(f"{sub}_sum", h)
+        self._hold(h)
+
+    def _added_in_chain(self, part: str, h: Tensor, *, is_attention: bool = False) -> None:
+        if self.tap.chain is not None:
+            gain, bias = (
+                self.tap.store.read(name) if is_attention and name else None
+                for name in (self.names.gain, self.names.output.bias)
+            )
+            label, path = self.tap.stack.label, self.names.path
+            is_read = bool(self.arch.paths.before) and self.arch.residual == "pre"
+            self.tap.chain.added(label, path, part, h, gain=gain, bias=bias, must=is_attention, is_read=is_read)
+
+    # --- blocks that are no modules ---
+
+    def _attach_readers(self) -> Iterator[Any]:
+        """The stream is seen where modules receive it: before attention, after it, and behind the last block."""
+        paths, block = self.arch.paths, self.names
+        before = self.tap.store.module(inside(block.path, paths.before, block.index))
+        yield before.register_forward_pre_hook(self._enter_behind, with_kwargs=True)
+        if paths.after:
+            after = self.tap.store.module(inside(block.path, paths.after, block.index))
+            yield after.register_forward_pre_hook(
+                lambda module, args, kwargs: self._sum_reached(self.tap.batchreturned(received(args, kwargs))),
+                with_kwargs=True,
+            )
+        norm = self._norm("attn_norm")
+        if norm is not None and self.arch.residual == "post":
+            yield norm.register_forward_hook(
+                lambda module, args, output: self._normed("attn", self.tap.batchreturned(returned(output)))
+            )
+        if paths.end and block.position == len(self.tap.stack.names.blocks) - 1:
+            end = self.tap.store.module(paths.end)
+            yield end.register_forward_pre_hook(
+                lambda module, args, kwargs: self.tap.ended(self.tap.batchreturned(received(args, kwargs))),
+                with_kwargs=True,
+            )
+
+    def _enter_behind(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The stream before attention is also the stream after the block before."""
+        self.tap.ended(self.tap.batchreturned(received(args, kwargs)))
+        self._enter(module, args, kwargs)
+        self.tap.open = self
+
+    def _sum_reached(self, h: Tensor) -> None:
+        if self.tap.open is self and h.shape == self.x.shape:
+            self.added("attn", h)
+
+    # --- the four forms ---
+
+    def _attach_pre(self) -> Iterator[Any]:
+        for previous, sub in zip((None, *self.subs[:-1]), self.subs, strict=True):
+            norm = self._norm(f"{sub}_norm")
+            if norm is None:
+                continue
+            if not previous and self.arch.proof is not None:
+                yield norm.register_forward_pre_hook(lambda module, args: self._begin(self._features(args[0])))
+            if previous:
+                yield norm.register_forward_pre_hook(
+                    lambda module, args, sub=previous: self.added(sub, self._features(args[0]))
+                )
+            yield self._emit_output(norm, f"{sub}_norm")
+
+    def _attach_post(self) -> Iterator[Any]:
+        for sub in self.subs:
+            norm = self._norm(f"{sub}_norm")
+            assert norm is not None, "a post-norm block has a norm after every sum"
+            yield norm.register_forward_pre_hook(lambda module, args, sub=sub: self.added(sub, self._features(args[0])))
+            yield norm.register_forward_hook(
+                lambda module, args, output, sub=sub: self._normed(sub, self._features(output))
+            )
+
+    def _normed(self, sub: str, h: Tensor) -> None:
+        if self.tap.chain is not None:
+            where = f"the output of the norm behind {NAME_OF[sub]} in {self.names.path}"
+            self.tap.chain.became(self.tap.stack.label, where, h)
+        h = self.tap.own(h)
+        self.tap.emit(f"{sub}_norm", h)
+        self._hold(h)
+
+    def _attach_sandwich(self) -> Iterator[Any]:
+        for sub in self.subs:
+            norm, branch_norm = self._norm(f"{sub}_norm"), self._norm(f"{sub}_branch_norm")
+            assert branch_norm is not None, "a sandwich block has a norm on every branch"
+            if norm is not None:
+                yield self._emit_output(norm, f"{sub}_norm")
+            yield branch_norm.register_forward_hook(
+                lambda module, args, output, sub=sub: self.added(sub, self.x + self._features(output))
+            )
+
+    def _attach_parallel(self) -> Iterator[Any]:
+        for sub in self.subs:
+            norm = self._norm(f"{sub}_norm")
+            if norm is not None:
+                yield self._emit_output(norm, f"{sub}_norm")
+        output_projection = self.tap.store.owner(self.names.output.weight)
+        # The feed-forward may run first in the block's code; the stream is the block's input either way.
+        yield output_projection.register_forward_hook(
+            lambda module, args, output: self.added("attn", self.x + self._features(output))
+        )
+
+    def _emit_output(self, norm: nn.Module, name: str) -> Any:
+        return norm.register_forward_hook(lambda module, args, output: self.tap.emit(name, self._features(output)))
+
+    def _bare_attention(self, module: nn.Module, args: object, output: Any) -> None:
+        """A bare attention module: what is added is its output, onto its own input."""
+        self.added("attn", self.x + self._features(output))
+        self._left()
+
+
+# --- looking on while a model runs: hooks that report the features at every place somebody asked for ---
+
+
+@contextmanager
+def observed(
+    stacks: Sequence[Stack],
+    store: ModuleStore,
+    observe: Observe,
+    wants: Callable[[str, Stack], bool],
+) -> Iterator["Restart"]:
+    """Calls `observe` with the features at every wanted place while the model runs; yields what to call before a run.
+
+    `wants(place name, stack)` avoids the work of places nobody asked for. Hooks are removed whatever happens.
+    """
+    taps = [StackTap(stack, store, observe, wants) for stack in stacks]
+
+    def restart(chain: Chain | None = None, *, copies: bool | None = None) -> None:
+        for tap in taps:
+            tap.restart(chain, copies=copies)
+
+    try:
+        for tap in taps:
+            tap.handles += tap.attach()
+        yield restart
+    finally:
+        for tap in taps:
+            tap.detach()
+
+
+@runtime_checkable
+class Restart(Protocol):
+    """Called before every run of the model; with a chain, the run is checked too."""
+
+    def __call__(self, chain: Chain | None = None, *, copies: bool | None = None) -> None:
+        """`copies`: from now on the stream is copied where it is held, for models that write into it."""
+
+
+class StackTap:
+    """The passes of one stack during one run of the model."""
+
+    def __init__(self, stack: Stack, store: ModuleStore, observe: Observe, wants: Callable[[str, Stack], bool]):
+        self.stack = stack
+        self.store = store
+        self._observe = observe
+        self._wants = wants
+        self.handles: list[Any] = []
+        self.depth = 0
+        self.open: BlockTap | None = None
+        """The block whose end has not been seen, where blocks are no modules."""
+        self._deepest = self.last = max(depth for passes in stack.passes for depth in passes) + 1
+        self.chain: Chain | None = None
+        """The check of the run under way."""
+        self.copies = False
+        self._tokens = 0
+        """Tokens in the stream, of all sequences."""
+        self._norm_calls = self._norm_call = 0
+        """How often the final norm ran on this pass, and which of its calls reads the end of the stream."""
+        self._between: set[int] = set()
+        """Depths of blocks whose input something else makes than the block before."""
+        self._other_width: tuple[str, str] | None = None
+        """What the first block reads and what attention reads, in words, where their widths differ."""
+
+    def restart(self, chain: Chain | None = None, *, copies: bool | None = None) -> None:
+        self.depth = self._norm_calls = 0
+        self.open = None
+        self.chain = chain
+        self.copies = self.copies if copies is None else copies
+        if chain is not None and self._other_width is not None:
+            chain.does_not_follow(self.stack.label, *self._other_width)
+
+    def detach(self) -> None:
+        while self.handles:
+            self.handles.pop().remove()
+
+    def own(self, h: Tensor) -> Tensor:
+        """The features to keep: copied where the blocks of this model write into the stream."""
+        return h.clone() if self.copies else h
+
+    def begin(self, block: str, x: Tensor) -> None:
+        """The first block reads the stream."""
+        if self.chain is not None:
+            if x.shape[-1] != self.d_model:  # such as two streams side by side, of which attention reads one
+                self._other_width = (
+                    f"the {x.shape[-1]} channels that {block} reads",
+                    f"the {self.d_model} of its attention",
+                )
+                self.chain.does_not_follow(self.stack.label, *self._other_width)
+                self.detach()  # inputs that do not fit look the same: the model itself says so, further on
+                return
+            self.chain.began(self.stack.label, f"the input of {block}", x)
+        self.emit("embedding", x, depth=0)
+
+    def enter(self, block: str, x: Tensor, *, over_other: bool = False) -> bool:
+        """A later block reads the stream; whether something acts between it and the block before."""
+        if self.chain is not None and self.chain.entered(self.stack.label, block, x, over_other=over_other):
+            self._between.add(self.depth)
+        return self.depth in self._between
+
+    def ended(self, h: Tensor) -> None:
+        """The stream behind the block that is open."""
+        block, self.open = self.open, None
+        if block is not None and h.shape == block.x.shape:
+            block.added("ffn", h)
+        if self.chain is not None and self.depth:
+            self.chain.left(self.stack.label, is_last=self.depth == self.last)
+
+    def emit(self, name: str, h: Tensor, depth: int | None = None) -> None:
+        self._require_tokens(name, h)
+        if not self._wants(name, self.stack):
+            return
+        place = Place(self.stack.label, self.depth if depth is None else depth, name)
+        try:
+            self._observe(place, h)
+        except Exception as error:
+            raise ObserverFailed(place) from error
+
+    def _require_tokens(self, name: str, h: Tensor) -> None:
+        """Features of different tokens are not one stream."""
+        if name == "embedding":
+            self._tokens = h.shape[0] * h.shape[1]
+        elif name in STREAM and h.shape[0] * h.shape[1] != self._tokens:
+            stack = f" of {self.stack.label}" if self.stack.label else ""
+            where = f"block {self.depth - 1}{stack}"
+            raise TokensChanged(where, self._tokens // h.shape[0], h.shape[1])
+
+    def emit_difference(self, name: str, h: Tensor, before: Tensor) -> None:
+        if self._wants(name, self.stack):
+            self.emit(name, h - before)
+
+    def attach(self) -> Iterator[Any]:
+        for position in range(len(self.stack.names.blocks)):
+            yield from BlockTap(self, position).attach()
+        yield from self._attach_ends()
+        if self.stack.names.final_norm:
+            owner = self.store.owner(self.stack.names.final_norm.weight)
+            yield owner.register_forward_hook(self._final_norm)
+
+    def _final_norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        h = self.batchreturned(returned(output))
+        if h.shape[0] * h.shape[1] != self._tokens or self.depth < self._deepest:
+            return  # used once more, on a pooled token or for a head on an earlier block
+        self._norm_calls += 1
+        if self.chain is not None and args:
+            if self.chain.is_earlier(self.stack.label, self.batchreturned(args[0])):
+                return  # backbones norm what other blocks give, too
+            self._norm_call = self._norm_calls
+            self.chain.must_be(self.stack.label, "the input of the final norm", self.batchreturned(args[0]))
+            self.chain.became(self.stack.label, "the output of the final norm", h)
+        if self._norm_calls == max(self._norm_call, 1):
+            self.emit("final_norm", h, self.last)
+
+    def _attach_ends(self) -> Iterator[Any]:
+        """Of hybrids: the stream before the first block and after the last, where those have no softmax attention."""
+        names = self.stack.names
+        paths = {} if self.stack.arch.passes else names.paths_of_all(self.stack.arch.paths.block)
+        have_attention = {block.index for block in names.blocks}
+        first, last = 0, names.blocks_in_model - 1
+        if paths and first not in have_attention:
+            yield self.store.module(paths[first]).register_forward_pre_hook(
+                lambda module, args, kwargs: self.emit("embedding", self.batchreturned(received(args, kwargs)), 0),
+                with_kwargs=True,
+            )
+        if paths and last not in have_attention:
+            self.last = last + 1
+            yield self.store.module(paths[last]).register_forward_hook(
+                lambda module, args, output: self._other_end(self.batchreturned(returned(output)))
+            )
+
+    def _other_end(self, h: Tensor) -> None:
+        """The last block of a hybrid, without softmax attention."""
+        if self.chain is not None:
+            self.chain.became(self.stack.label, "the output of the last block", h)
+            self.chain.left(self.stack.label, is_last=True)
+        self.emit("other_sum", h, self.last)
+
+    def batchreturned(self, h: Tensor) -> Float[Tensor, "batch token d_model"]:
+        """Features as sequences: grids row by row, packed tokens as one sequence."""
+        if h.ndim == 2:
+            return h[None]
+        if h.ndim > 3:
+            d_model = self.d_model
+            return h.flatten(1, -2) if h.shape[-1] == d_model else h.flatten(2).mT
+        return h.transpose(0, 1) if self.stack.arch.token_axis == 0 else h
+
+    @cached_property
+    def d_model(self) -> int:
+        return self.stack.weights(0, self.store.read).d_model

@@ -1,0 +1,638 @@
+"""Every result as a terminal table."""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from oversmooth.environment.files import write_whole
+from oversmooth.output.console import MarkdownConsole, new_table, show_heading, writes_markdown
+from oversmooth.results import (
+    Control,
+    DataFacts,
+    EndOfDepth,
+    FinetuneResult,
+    Inspection,
+    LayerInspection,
+    LengthCurves,
+    Measurement,
+    ReadBack,
+    Row,
+    Spectrum,
+    Verification,
+)
+from oversmooth.results.base import format_cell, signed
+from oversmooth.results.changes import Ablation, EditCurve, Loss, Pruning, TaskLoss
+from oversmooth.results.prediction import Asymptotic, LayerPrediction, Prediction
+from oversmooth.results.wording import depth_words, dominating_words, how_made, how_much, stream_words, who_words
+
+# --- what was measured at every place, in as many tables as the terminal is wide enough for ---
+
+CHANGE = "d log(HFC/LFC)"
+GAP = 2
+"""Columns between two columns of a table."""
+
+Cells = Mapping[tuple[int, str], Mapping[str, str]]
+"""Of every depth and place what each metric is there."""
+
+
+def measurement_tables(result: Measurement, stack: str, width: int) -> Iterator[Table]:
+    """Places of one stack by metrics; each table has the metrics that fit beside each other, and places that have any."""
+    cells = _cells(result, stack)
+    names = [*(name for name, _ in result.definitions), CHANGE]
+    widths = {name: max(len(name), *(len(row.get(name, "-")) for row in cells.values())) + GAP for name in names}
+    places = max(len(place) for _, place in cells)
+    room = width - len(stack) - places - len("depth") - 3 * GAP
+    group: list[str] = []
+    for name in names:
+        if group and sum(widths[other] for other in (*group, name)) > room:
+            yield _table(cells, stack, group)
+            group = []
+        group.append(name)
+    yield _table(cells, stack, group)
+
+
+def _cells(result: Measurement, stack: str) -> Cells:
+    cells: dict[tuple[int, str], dict[str, str]] = {}
+    for value in result.values:
+        if value.stack == stack:
+            error = "" if value.standard_error is None else f" ±{value.standard_error:.2g}"
+            shown = "-" if value.mean is None else f"{value.mean:.4g}{error}"
+            cells.setdefault((value.depth, value.place), {})[value.metric] = shown
+    for item in result.attributions:
+        for part in item.parts if item.stack == stack else ():
+            if (part.depth, part.place) in cells:
+                cells[part.depth, part.place][CHANGE] = f"{part.change:+.3f}"
+    return cells
+
+
+def _table(cells: Cells, stack: str, names: list[str]) -> Table:
+    table = new_table()
+    for name in (*([stack] if stack else []), "depth", "place", *names):
+        table.add_column(escape(name), justify="left" if name == "place" else "right", no_wrap=True)
+    for (depth, place), row in cells.items():
+        if any(name in row for name in names):
+            lead = [""] if stack else []
+            table.add_row(*lead, str(depth), place, *(row.get(name, "" if name == CHANGE else "-") for name in names))
+    return table
+
+
+# --- results as tables for the terminal and as CSV ---
+
+PIPE_WIDTH = 160
+"""Columns assumed where the output is not a terminal, so that a pipe or a file gets whole tables."""
+INSPECTION_COLUMNS = (
+    *("layer", "rho_dc", "at lambda", "Re(lambda)", "Re<0", "folded", "tendency", "norm weights", "asym", "|bias|"),
+)
+WIDE_COLUMNS = 2
+"""How many of the last columns need more than an 80-column terminal."""
+
+
+def open_console() -> Console:
+    """The terminal, or where Markdown is asked for, a console that writes it."""
+    if writes_markdown():
+        return MarkdownConsole(width=PIPE_WIDTH)
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Rows as CSV; an existing file is replaced only by a whole new one."""
+
+    def write(partial: Path) -> None:
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
+            writer.writeheader()
+            writer.writerows(rows)
+
+    write_whole(path, write)
+
+
+def show_inspection(result: Inspection, *, heads: bool) -> None:
+    console = open_console()
+    stack_names = {layer.stack for layer in result.layers}
+    show_heading(console, result.provenance)
+    for facts in result.stacks:
+        size = f"{facts.n_heads} heads of {facts.d_head}" if facts.n_heads else "heads unknown"
+        size += f", {facts.n_kv} value heads" if facts.n_kv != facts.n_heads else ""
+        blocks = f"{facts.blocks} layers"
+        if facts.blocks != facts.blocks_in_model:
+            blocks = f"{facts.blocks} of {facts.blocks_in_model} blocks (the others have no softmax attention)"
+        name = f"{facts.name}: " if facts.name else ""
+        console.print(
+            f"{escape(name)}{escape(facts.family)}, {blocks}, width {facts.d_model}, {size}, "
+            f"{facts.residual}-norm ({facts.norm})"
+        )
+        if facts.form:
+            console.print(f"  {escape(facts.form)}")
+    if result.provenance.found:
+        console.print(f"No family is declared for it: its value path was {result.provenance.found}")
+    for part in result.missing:
+        console.print(escape(f"{part.field}: left out, {part.reason}"), style="bold red")
+    table = new_table()
+    if len(stack_names) > 1:
+        table.add_column("stack")
+    shown = len(INSPECTION_COLUMNS) - (WIDE_COLUMNS if console.width < 92 else 0)
+    for name in INSPECTION_COLUMNS[:shown]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer in result.layers:
+        cells = _inspection_cells(layer)
+        table.add_row(*([escape(layer.stack)] if len(stack_names) > 1 else []), *cells[:shown])
+    console.print(table)
+    console.print(_legend(result), style="dim")
+    for layer in result.layers:
+        if layer.unreadable:
+            console.print(f"[bold red]layer {layer.layer} unreadable:[/] {escape(layer.unreadable)}")
+        elif layer.plain and layer.plain.is_defective:
+            console.print(f"layer {layer.layer}: H is not diagonalizable to working precision; fewer digits are exact")
+    if heads:
+        console.print(_head_table(result))
+
+
+def _inspection_cells(layer: LayerInspection) -> list[str]:
+    index = str(layer.layer) if len(layer.passes) == 1 else f"{layer.layer} (x{len(layer.passes)})"
+    plain = layer.plain
+    if plain is None:
+        return [index, *["-"] * 9]
+    low = min((norm.smallest for norm in layer.norms if norm.role.startswith("attn")), default=None)
+    high = max((norm.largest for norm in layer.norms if norm.role.startswith("attn")), default=None)
+    negative = max((norm.negative_share for norm in layer.norms if norm.role.startswith("attn")), default=0.0)
+    norms = (
+        "-" if low is None or high is None else f"{low:.2f}..{high:.2f}" + (f" {negative:.0%}<0" if negative else "")
+    )
+    return [
+        index,
+        f"{plain.rho_dc:.3f}",
+        _complex(plain),
+        f"{plain.min_real:.2f}..{plain.max_real:.2f}",
+        "-" if plain.negative_share is None else f"{plain.negative_share:.0%}",
+        "-" if layer.folded is None else f"{layer.folded.rho_dc:.3f}",
+        "-" if layer.tendency is None else f"{layer.tendency:+.3f}",
+        norms,
+        "-" if layer.asymmetry is None else f"{layer.asymmetry:.2f}",
+        "-" if layer.bias_norm is None else f"{layer.bias_norm:.2f}",
+    ]
+
+
+def _complex(spectrum: Spectrum) -> str:
+    real, imaginary = spectrum.dominating
+    return f"{real:.2f}" if abs(imaginary) < 5e-3 else f"{real:.2f}±{abs(imaginary):.2f}i"
+
+
+def _legend(result: Inspection) -> str:
+    known = [layer for layer in result.layers if layer.tendency is not None]
+    smoothing = sum(1 for layer in known if layer.tendency is not None and layer.tendency > 0)
+    neither = sum(1 for layer in known if layer.tendency == 0)
+    at_zero = f", {neither} at 0, where it does neither" if neither else ""
+    folded = any(layer.folded for layer in result.layers)
+    which = "norm folded in, at unit token scale" if folded else "plain"
+    return (
+        f"tendency = log rho_dc ({which}): what attention that looks at all tokens equally would do; "
+        f"above 0 it smooths. {smoothing} of {len(known)} layers are above 0{at_zero}.\n"
+        "It is a tendency of the weights, not a verdict: real attention is not uniform, and biases, token scales and "
+        "the feed-forward act too."
+    )
+
+
+def _head_table(result: Inspection) -> Table:
+    table = new_table()
+    rows = result.head_rows()
+    for name in rows[0] if rows else ():
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(escape(format_cell(value)) for value in row.values()))
+    return table
+
+
+def show_verification(result: Verification) -> None:
+    console = open_console()
+    show_heading(console, result.provenance)
+    table = new_table()
+    for name in ("stack", "layer", "error", "tokens"):
+        table.add_column(name, justify="right")
+    for layer in result.layers:
+        table.add_row(escape(layer.stack), str(layer.layer), f"{layer.error:.2e}", str(layer.tokens))
+    console.print(table)
+    word = "[bold green]fits[/]" if result.passed else "[bold red]does not fit[/]"
+    families = ", ".join(result.provenance.families)
+    console.print(
+        f"The declaration {families} {word} this model: largest relative error {result.largest_error:.2e} "
+        f"(allowed {result.tolerance:g}) in the equal-token identity."
+    )
+    if result.stream is not None:
+        console.print(escape(stream_words(result.stream)))
+
+
+def show_measurement(result: Measurement) -> None:
+    console = open_console()
+    show_heading(console, result.provenance)
+    partial = " (interrupted: partial)" if result.is_partial else ""
+    prefix = "" if result.prefix_tokens == "none" else f", prefix tokens {result.prefix_tokens}"
+    show_data(console, result.data, f"{prefix}{partial}")
+    if result.stream is not None and result.stream.partial:
+        console.print(f"[bold red]{escape(result.stream.partial[:1].upper() + result.stream.partial[1:])}.[/]")
+    for stack in dict.fromkeys(value.stack for value in result.values):
+        for table in measurement_tables(result, stack, console.width):
+            console.print(table)
+    for attribution in result.shown_attributions:
+        console.print(escape(f"{depth_words(attribution)} {who_words(attribution)} Below 0 smooths."))
+    for found in result.dominating:
+        if said := dominating_words(found):
+            console.print(escape(said))
+    for problem in result.problems:
+        console.print(f"[bold red]{escape(problem)}[/]")
+
+
+def show_data(console: Console, data: DataFacts, ending: str) -> None:
+    """What the model was run on, with everything that a reader of the numbers has to know."""
+    console.print(escape(how_much(data) + ending), soft_wrap=True)
+    for line in how_made(data):
+        console.print(escape(line), style="dim", soft_wrap=True)
+    for warning in data.warnings:
+        console.print(escape(f"Warning: {warning}"), style="bold yellow", soft_wrap=True)
+
+
+def show_control(result: Control) -> None:
+    console = open_console()
+    show_heading(console, result.provenance)
+    count = len(result.layers)
+    console.print(f"{escape(result.change)}, in {count} layer{'s' * (count != 1)}")
+    has_stacks = len({layer.stack for layer in result.layers}) > 1
+    table = new_table()
+    names = ("layer", "H moved", "heads moved", "Re(lambda) before", "after", "rho_dc", "after", "bias moved", "signs")
+    for name in (*(["stack"] if has_stacks else []), *names):
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer in result.layers:
+        moves = [head.moved for head in layer.heads if head.moved is not None]
+        table.add_row(
+            *([escape(layer.stack)] if has_stacks else []),
+            str(layer.layer),
+            "-" if layer.moved is None else f"{layer.moved:.2f}",
+            f"{min(moves):.2f}..{max(moves):.2f}" if moves else "-",
+            f"{layer.before.min_real:.2f}..{layer.before.max_real:.2f}",
+            f"{layer.after.min_real:.2f}..{layer.after.max_real:.2f}",
+            f"{layer.before.rho_dc:.3f}",
+            f"{layer.after.rho_dc:.3f}",
+            "-" if layer.constant_moved is None else f"{layer.constant_moved:.2f}",
+            str(layer.norm_signs_changed) if layer.norm_signs_changed else "-",
+        )
+    console.print(table)
+    console.print(
+        "Moves are relative to the norm: 1 is as far as setting H to zero. bias moved: the vector that biases add to every "
+        "token; signs: norm weights whose sign changed.",
+        style="dim",
+    )
+    if result.out is not None:
+        show_written(result.out, result.read_back, result.left_out)
+
+
+def show_written(out: str, read_back: ReadBack | None, left_out: tuple[str, ...]) -> None:
+    """Where a checkpoint is, how it was read back, and what of the original is not in it."""
+    console = open_console()
+    if left_out:
+        console.print(
+            f"Not copied, because they are links out of the folder or to nowhere: {escape(', '.join(left_out))}"
+        )
+    if read_back is not None:
+        console.print(escape(read_back.words), soft_wrap=True)
+    console.print(f"Written to {escape(out)}", soft_wrap=True)
+
+
+def show_architectures(declared: Iterable[Row], refused: Mapping[str, str]) -> None:
+    console = open_console()
+    table = new_table()
+    for name in ("family", "model types", "residual", "norm", "attention"):
+        table.add_column(name)
+    for row in declared:
+        table.add_row(*(str(cell) for cell in row.values()))
+    console.print(table)
+    console.print("Composite models (CLIP, SigLIP, Gemma 3, LLaVA, ...) are analysed through their parts.\n\nRefused:")
+    for reason in dict.fromkeys(refused.values()):
+        console.print(f"  {', '.join(name for name in refused if refused[name] == reason)}: {reason}")
+
+
+def show_coverage(counts: Sequence[Row], every: Sequence[Row]) -> None:
+    """How many model types are covered, and every one of them where they are asked for."""
+    console = open_console()
+    for rows in (every, counts):
+        if not rows:
+            continue
+        table = new_table()
+        for name in rows[0]:
+            table.add_column(name)
+        for row in rows:
+            table.add_row(*(escape(format_cell(cell)) for cell in row.values()))
+        console.print(table)
+    if not every:
+        console.print("Every one of them: oversmooth architectures --all", style="dim")
+
+
+def show_plugins(rows: Sequence[Row]) -> None:
+    table = new_table()
+    for name in rows[0]:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*(escape(str(value)) for value in row.values()))
+    open_console().print(table)
+
+
+# --- A prediction as tables for the terminal: the theorem, the ladder beside the measurement ---
+
+LEAK_WORDS = (
+    "leak: how much of what all tokens share is turned into differences, because a gate, a sink or a norm on heads lets "
+    "every token write with a gain of its own; it works against smoothing."
+)
+COLOURS = {
+    "no clear change": "dim",
+    "smoothing": "blue",
+    "sharpening": "dark_orange",
+    "undecided": "bold red",
+    "mixed": "magenta",
+}
+
+
+def show_prediction(result: Prediction, *, heads: bool = False) -> None:
+    """Prints everything the prediction holds; details of every layer's verdict are in the JSON."""
+    console = open_console()
+    show_heading(console, result.provenance)
+    partial = " (interrupted: partial)" if result.is_partial else ""
+    show_data(console, result.data, f"; eigenvalue problems solved for {result.solved}{partial}")
+    stacks = list(dict.fromkeys(layer.stack for layer in result.layers))
+    for stack in stacks:
+        layers = [layer for layer in result.layers if layer.stack == stack]
+        console.print(_ladder_table(result, stack, layers))
+        console.print(_theorem_table(stack, layers))
+    _details(console, result, heads=heads)
+    console.print("Verdict", style="bold")
+    for statement in result.verdict:
+        console.print(escape(f"  {_capitalised(statement.text)} [{statement.basis}]"))
+    for layer in result.layers:
+        for text in _remarks(layer):
+            where = f"{layer.stack} " if layer.stack else ""
+            console.print(escape(f"  {where}layer {layer.layer}, depth {layer.depth}: {text}"))
+    for problem in result.problems:
+        console.print(f"[bold red]{escape(problem)}[/]")
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _remarks(layer: LayerPrediction) -> list[str]:
+    """Where theory and measurement disagree, where nothing could be decided, and what is guaranteed."""
+    return [f"{item.text} [{item.basis}]" for item in layer.verdict if item.is_remark]
+
+
+def _theorem_table(stack: str, layers: Sequence[LayerPrediction]) -> Table:
+    """Infinite repetition: without and with the norms."""
+    table = new_table()
+    table.title, table.title_justify = f"{stack + ': ' if stack else ''}iterated at fixed attention", "left"
+    for name in ("layer", "view", "rho_dc", "rho_ac", "exponent", "half-life", "rank", "residual", "if repeated"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer in layers:
+        for found in (layer.plain, layer.folded):
+            if found is not None:
+                table.add_row(*_theorem_cells(layer, found))
+    return table
+
+
+def _theorem_cells(layer: LayerPrediction, found: Asymptotic) -> list[str]:
+    error = "" if found.standard_error is None else f" ±{found.standard_error:.1g}"
+    bounds = f"{found.rho_ac:.3f}"
+    if found.regime == "undecided":
+        bounds = f"{found.rho_ac_low:.3g}..{found.rho_ac_high:.3g}"
+    name = f"{layer.layer}" if layer.depth == layer.layer + 1 else f"{layer.layer} at {layer.depth}"
+    return [
+        name,
+        found.view,
+        f"{found.rho_dc:.3f}",
+        bounds,
+        "-" if found.exponent is None else f"{signed(found.exponent, 3)}{error}",
+        "-" if found.half_life is None else f"{found.half_life:.3g}",
+        "-" if found.limit_rank is None else f"{found.limit_rank:.2f}",
+        f"{found.residual:.0e}" if found.residual else "exact",
+        _coloured(found.regime),
+    ]
+
+
+def _ladder_table(result: Prediction, stack: str, layers: Sequence[LayerPrediction]) -> Table:
+    """The rungs beside what was measured, and the leak where tokens write with gains of their own."""
+    table = new_table()
+    title = "change of log(HFC/LFC) across attention: measured, and from the theorem (rung 0) to it; below 0 smooths"
+    table.title, table.title_justify = f"{stack + ': ' if stack else ''}{title}", "left"
+    longest = max((layer.rungs for layer in layers), key=len)
+    names = [f"{rung.rung} {rung.name}" for rung in longest]
+    leaks = any(layer.leak for layer in layers)
+    if leaks:
+        table.caption, table.caption_justify = LEAK_WORDS, "left"
+    for name in ("layer", "one pass", "measured", *names, "carried by", "token scale", *(["leak"] if leaks else [])):
+        table.add_column(name, justify="right")
+    for layer in layers:
+        error = "" if layer.measured_standard_error is None else f" ±{layer.measured_standard_error:.1g}"
+        scale = "-" if layer.scale is None else f"{layer.scale:.3g}"
+        spread = "" if layer.scale_spread is None else f" ±{layer.scale_spread:.0%}"
+        table.add_row(
+            str(layer.layer) if layer.depth == layer.layer + 1 else f"{layer.layer} at {layer.depth}",
+            _coloured(layer.direction or "not measured"),
+            "-" if layer.measured is None else f"{signed(layer.measured, 3)}{error}",
+            *("-" if rung.mean is None else signed(rung.mean, 3) for rung in layer.rungs),
+            *[""] * (len(longest) - len(layer.rungs)),
+            layer.carries or "-",
+            scale + spread,
+            *(["-" if layer.leak is None else f"{layer.leak:.0%}"] if leaks else []),
+        )
+    rows = [item for item in result.agreements if item.stack == stack]
+    table.add_section()
+    for label, shown in (("sign right", "sign_agreement"), ("rank corr.", "rank_correlation")):
+        values = [getattr(item, shown) for item in rows]
+        cells = ["-" if value is None else f"{value:.0%}" if "sign" in label else f"{value:+.2f}" for value in values]
+        table.add_row(label, "", "", *cells, style="dim")
+    return table
+
+
+def _coloured(word: str) -> str:
+    colour = COLOURS.get(word)
+    return f"[{colour}]{word}[/]" if colour else word
+
+
+def _details(console: Console, result: Prediction, *, heads: bool) -> None:
+    """Heads, what-ifs and simulations, where they were asked for."""
+    if heads:
+        console.print(_rows_table("one head at a time", result.head_rows(), skip=("missing",)))
+    if any(layer.what_ifs for layer in result.layers):
+        console.print(_rows_table("what if", result.what_if_rows()))
+    if any(layer.simulation for layer in result.layers):
+        console.print(_rows_table("repeated at fixed attention, on the first sequence", result.simulation_rows()))
+
+
+def _rows_table(title: str, rows: Sequence[Row], skip: Sequence[str] = ()) -> Table:
+    table = new_table()
+    table.title, table.title_justify = title, "left"
+    every = dict.fromkeys(name for row in rows for name in row if name not in skip)
+    names = [name for name in every if any(row.get(name) not in (None, "") for row in rows)]
+    for name in names:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*(escape(_cell(row.get(name))) for name in names))
+    return table
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, tuple):
+        real, imaginary = value
+        return f"{real:.3g}" if abs(imaginary) < 5e-4 else f"{real:.3g}±{imaginary:.2g}i"
+    return format_cell(value)
+
+
+# --- curves over length as tables for the terminal ---
+
+
+def show_lengths(result: LengthCurves) -> None:
+    """A row per length: every metric behind the last block, what the stack does, and what the theory says of it."""
+    console = open_console()
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_data(console, result.data, "")
+    short = f"; {result.left_out} shorter ones left out" if result.left_out else ""
+    console.print(f"{result.texts} texts of at least {result.lengths[-1]} tokens{short}")
+    metrics = list(dict.fromkeys(value.metric for value in result.values))
+    stacks = list(dict.fromkeys(value.stack for value in result.values))
+    table = new_table()
+    theory = ("layers that would smooth",) if result.predictions else ()
+    for name in (*(["stack"] if len(stacks) > 1 else []), "tokens", *metrics, "log(HFC/LFC) changes by", *theory):
+        table.add_column(name, justify="right", no_wrap=True)
+    for stack in stacks:
+        for length in result.lengths:
+            values = [result.last(metric, length, stack) for metric in metrics]
+            cells = [format_cell(None if value is None else value.mean) for value in values]
+            changes = [c.change for c in result.changes if (c.length, c.stack) == (length, stack)]
+            cells.append(format_cell(changes[0] if changes else None))
+            layers = [p.regime for p in result.predictions if (p.length, p.stack) == (length, stack)]
+            cells += [f"{layers.count('smoothing')} of {len(layers)}"] if layers else ["-"] * len(theory)
+            table.add_row(*([escape(stack)] if len(stacks) > 1 else []), str(length), *cells)
+    console.print(table)
+    console.print(result.verdict)
+    console.print(
+        "Metrics behind the last block; the change of log(HFC/LFC) is from embedding to output, at unit length.",
+        style="dim",
+    )
+
+
+# --- losses, ablations and pruned checkpoints as tables for the terminal ---
+
+SHOWN = ("influence", "contribution", "ceiling", "influence_differing", "smoothing_change")
+
+
+def loss_words(task: str, found: Loss) -> str:
+    """One sentence: the loss and what goes with it."""
+    if task == "similarity":
+        return f"similarity: rank correlation with the original's {1 - found.loss:.4f}, loss {found.loss:.4f}"
+    error = "" if found.standard_error is None else f" ±{found.standard_error:.2g}"
+    more = "" if found.perplexity is None else f", perplexity {found.perplexity:.4g}"
+    more += "" if found.accuracy is None else f", accuracy {found.accuracy:.1%}"
+    return f"{task}: loss {found.loss:.4f}{error}{more}"
+
+
+def show_loss(result: TaskLoss) -> None:
+    console = open_console()
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_data(console, result.data, "")
+    console.print(loss_words(result.task, result.found))
+
+
+def show_ablation(result: Ablation) -> None:
+    console = open_console()
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_data(console, result.data, "")
+    console.print(f"whole model, {loss_words(result.task, result.whole)}")
+    table = new_table()
+    has_stacks = len({item.stack for item in result.removals}) > 1
+    for name in (*(["stack"] if has_stacks else []), "layer", "removed", "loss grows by", *SHOWN):
+        table.add_column(name, justify="left" if name == "removed" else "right", no_wrap=True)
+    for item in result.removals:
+        cheap = dict(item.cheap)
+        grows = "-" if item.increase is None else f"{item.increase:+.4f}"
+        cells = (format_cell(cheap.get(name)) for name in SHOWN)
+        table.add_row(*([escape(item.stack)] if has_stacks else []), str(item.layer), item.part, grows, *cells)
+    console.print(table)
+    predictors = new_table()
+    for name in ("removed", "cheap number", "rank correlation", "95% interval", "parts"):
+        predictors.add_column(name, justify="left" if name in ("removed", "cheap number") else "right", no_wrap=True)
+    for one in sorted(result.predictors, key=lambda one: (one.part, -abs(one.rank_correlation))):
+        interval = "-" if one.interval is None else f"{one.interval[0]:+.2f} to {one.interval[1]:+.2f}"
+        predictors.add_row(one.part, one.name, f"{one.rank_correlation:+.2f}", interval, str(one.parts))
+    console.print(predictors)
+    console.print(
+        "Rank correlation of each cheap number with what removal costs; an interval that holds 0 says nothing.",
+        style="dim",
+    )
+
+
+def show_pruning(result: Pruning) -> None:
+    console = open_console()
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    removed = ", ".join(str(number) for number in result.removed)
+    console.print(f"removed blocks {removed} of {result.blocks_before}, chosen by {result.by}")
+    console.print(f"before, {loss_words(result.task, result.before)}")
+    console.print(f"after, {loss_words(result.task, result.after)}")
+    show_written(result.out, result.read_back, result.left_out)
+
+
+def show_edit_curve(result: EditCurve) -> None:
+    console = open_console()
+    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_data(console, result.data, "")
+    console.print(f"{escape(result.change_words)}; {loss_words(result.task, result.points[0].loss)} as it is")
+    show_edit_points(result)
+
+
+def show_edit_points(result: EditCurve) -> None:
+    """Loss and features over strength, and what they say."""
+    console = open_console()
+    table = new_table()
+    for name in ("strength", "loss", "grows by", "mean cosine", "log(HFC/LFC) changes by", "H moved"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for point in result.points:
+        numbers = (format_cell(point.cosine), format_cell(point.change), format_cell(point.moved))
+        table.add_row(f"{point.strength:g}", f"{point.loss.loss:.4f}", f"{point.increase:+.4f}", *numbers)
+    console.print(table)
+    console.print(result.verdict)
+
+
+# --- the table of `oversmooth finetune` ---
+
+COLUMNS = ("task", "metrics", "score", "spread", "cosine", "HFC/LFC", "smoothing layers")
+
+
+def show_finetuning(found: FinetuneResult, names: dict[str, str]) -> None:
+    """One row per task under its official name: metrics, score with its spread, and smoothing before and after."""
+    console, table = open_console(), new_table()
+    console.print(escape(f"{found.checkpoint}, seeds {', '.join(map(str, found.seeds))}"), style="bold", soft_wrap=True)
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name in ("task", "metrics") else "right", no_wrap=True)
+    for row in found.tasks:
+        means = {name: sum(values) / len(values) for name, values in row.metrics.items()}
+        words = ", ".join(f"{name} {100 * value:.1f}" for name, value in means.items())
+        spread = "-" if row.spread is None else f"{100 * row.spread:.1f}"
+        changes = _changes(row.before, row.after[0]) if row.before is not None and row.after else ("", "", "")
+        table.add_row(names[row.task], words, f"{100 * row.mean:.1f}", spread, *changes)
+    console.print(table)
+    if found.overall is None:
+        console.print("Overall score needs all eight tasks.")
+        return
+    mean = sum(found.overall) / len(found.overall)
+    console.print(f"Overall score: {100 * mean:.1f} (seeds: {', '.join(f'{100 * v:.1f}' for v in found.overall)})")
+
+
+def _changes(before: EndOfDepth, after: EndOfDepth) -> tuple[str, str, str]:
+    return (
+        f"{_number(before.cosine)} → {_number(after.cosine)}",
+        f"{_number(before.hfc_lfc)} → {_number(after.hfc_lfc)}",
+        f"{before.smoothing_layers} → {after.smoothing_layers} of {after.layers}",
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

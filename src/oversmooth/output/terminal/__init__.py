@@ -1,1 +1,0 @@
-"""Results on the terminal: tables and progress bars."""

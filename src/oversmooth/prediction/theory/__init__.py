@@ -1,1 +1,0 @@
-"""The theorems: numbers and operators in, verdicts out. Nothing here sees an `nn.Module`."""

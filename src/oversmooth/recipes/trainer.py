@@ -1,0 +1,283 @@
+"""The Trainer of transformers with a recipe's steps; each private part that it overrides, with the reason.
+
+transformers may change its private parts in any release, so `pyproject.toml` bounds its version from above, and a test
+asks the installed one whether those that are overridden here are still there.
+
+torch raises a worker's error again as its own text only. So an example that cannot be read becomes its error, a batch
+with such an example becomes `{FAILED: error}`, and the training process raises it there.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from oversmooth.errors import OversmoothError, TrainingStopped
+from oversmooth.recipes.recipe import EpochSampler, Job
+from oversmooth.recipes.run_folder import (
+    AVERAGE,
+    CHECKPOINT,
+    METRICS,
+    WEIGHTS,
+    LogState,
+    checkpoints,
+    size_of,
+    whole_or_absent,
+)
+
+# --- errors of ours that arise in the processes that load data ---
+
+FAILED = "failed"
+Collate = Callable[[list[Any]], dict[str, Any]]
+
+
+class ReportingDataset(Dataset[Any]):
+    """The same examples; one that cannot be read is its error."""
+
+    def __init__(self, examples: Any):
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self.examples[index]
+        except OversmoothError as error:
+            return error
+
+
+@dataclass(frozen=True)
+class ReportingCollate:
+    """The same batches; one with an example that could not be read holds the error alone."""
+
+    collate: Collate
+
+    def __call__(self, examples: list[Any]) -> dict[str, Any]:
+        for example in examples:
+            if isinstance(example, OversmoothError):
+                return {FAILED: example}
+        return self.collate(examples)
+
+
+def without_errors(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The batch, or the error that it holds, raised."""
+    if FAILED in batch:
+        raise batch[FAILED]
+    return batch
+
+
+# --- the Trainer ---
+
+# The base class is a Trainer, known only when a trainer is made: `super()` is not typed.
+# mypy: disable-error-code="misc"
+
+NOT_REPEATABLE = ("_runtime", "_per_second", "total_flos")
+"""Endings of logged names that differ from run to run; they have their place in the manifest."""
+
+
+def recipe_trainer(job: Job) -> type:
+    """A Trainer for this job; a class made when it is asked for, because transformers is imported only then."""
+    from transformers import Trainer
+
+    base: Any = job.trainer_base() if job.trainer_base else Trainer
+    ours = {"job": job, "loss_is_scaled_for_ga": False if job.loss else None}  # ours is a mean over the micro-batch
+    return type("RecipeTrainer", (RecipeSteps, base), ours)
+
+
+class RecipeSteps:
+    """Put in front of a Trainer: what a job wants otherwise."""
+
+    job: Job
+    args: Any
+    state: Any
+    control: Any
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+    data_collator: Any
+    eval_dataset: Any
+    accelerator: Any
+    is_fsdp_enabled: bool
+    average: Any = None
+    """timm's moving average of the weights, where the recipe has one."""
+    writing_into: str | None = None
+    _tr_loss: Tensor
+    _globalstep_last_logged: int
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            settings = self.job.recipe.optimizer
+            named = [item for item in (model or self.model).named_parameters() if item[1].requires_grad]
+            decayed = [parameter for name, parameter in named if self.job.decays(name, parameter)]
+            others = [parameter for name, parameter in named if not self.job.decays(name, parameter)]
+            groups = [
+                {"params": decayed, "weight_decay": settings.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ]
+            self.optimizer = torch.optim.AdamW(
+                groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon
+            )
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        if self.lr_scheduler is None:
+            job, peak = self.job, self.job.recipe.optimizer.learning_rate
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+                optimizer or self.optimizer, lambda step: job.learning_rate(step, num_training_steps) / peak
+            )
+            self._created_lr_scheduler = True  # otherwise it would be kept where the Trainer starts again
+        return self.lr_scheduler
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **more: Any) -> Any:
+        if self.job.loss is None:
+            return super().compute_loss(model, inputs, return_outputs=return_outputs, **more)
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = self.job.loss(outputs, labels)
+        return (loss, {"loss": loss, "logits": outputs}) if return_outputs else loss
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The average in the place of the weights, for an evaluation."""
+        kept = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict(self.average.module.state_dict())
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(kept)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Its own collator, the last batch too, which transformers would drop because training does, and these very data:
+        with persistent workers transformers would give the loader of the first evaluation again, whatever is asked for."""
+        examples = ReportingDataset(self.eval_dataset if eval_dataset is None else eval_dataset)
+        collate, persistent = self.data_collator, self.args.dataloader_persistent_workers
+        self.data_collator = ReportingCollate(self.job.collate_evaluation)
+        self.args.dataloader_drop_last = self.args.dataloader_persistent_workers = False
+        try:
+            return super().get_eval_dataloader(examples)
+        finally:
+            self.data_collator = collate
+            self.args.dataloader_drop_last, self.args.dataloader_persistent_workers = True, persistent
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Mapping[str, Any]], *words: Any, **more: Any) -> Any:
+        return super().get_batch_samples(map(without_errors, epoch_iterator), *words, **more)
+
+    def prediction_step(self, model: nn.Module, inputs: Mapping[str, Any], *words: Any, **more: Any) -> Any:
+        return super().prediction_step(model, without_errors(inputs), *words, **more)
+
+    def _run_epoch(self, *words: Any, **more: Any) -> None:
+        """Transformers looks at the number of steps only after a step: a run that was killed after its last one would
+        take one more."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*words, **more)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """transformers has no public place for a sampler."""
+        return self.job.sampler if self.job.sampler is not None else super()._get_train_sampler(train_dataset)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return self.writing_into or super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Writes into a folder of another name and renames it."""
+        with whole_or_absent(
+            Path(self.args.output_dir),
+            self.state.global_step,
+            writes=self.args.should_save,
+            keep=self.job.rhythm.keep_checkpoints,
+            wait_for_everyone=self.accelerator.wait_for_everyone,
+        ) as partial:
+            self.writing_into = str(partial)
+            try:
+                super()._save_checkpoint(model, trial)
+                self.save_beside(partial / f"{CHECKPOINT}{self.state.global_step}")
+            finally:
+                self.writing_into = None
+
+    def save_beside(self, checkpoint: Path) -> None:
+        """What a resumed run needs beside what transformers saves."""
+        loss = self.accelerator.gather(self._tr_loss).mean().item()  # every process takes part
+        if self.args.should_save:
+            size = size_of(Path(self.args.output_dir).parent / METRICS)
+            LogState(metrics_bytes=size, loss=loss, logged_at=self._globalstep_last_logged).write(checkpoint)
+            if self.job.state is not None:
+                self.job.state.save(checkpoint)
+
+    def continue_log(self, state: LogState) -> None:
+        """To be called after the Trainer has set its sums to zero."""
+        self._tr_loss += state.loss
+        self._globalstep_last_logged = state.logged_at
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Weights as they are trained, parametrized ones too, and their average; `run` writes ordinary ones."""
+        from safetensors.torch import save_file, save_model
+
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        if state_dict is not None:  # sharded weights that were gathered
+            save_file(state_dict, folder / WEIGHTS, metadata={"format": "pt"})
+        else:
+            save_model(self.model, str(folder / WEIGHTS))
+        if self.average is not None:
+            save_model(self.average.module, str(folder / AVERAGE))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """What `_save` wrote."""
+        from safetensors.torch import load_model
+
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        folder = Path(resume_from_checkpoint)
+        load_model(model or self.model, str(folder / WEIGHTS))
+        if self.average is not None:
+            load_model(self.average.module, str(folder / AVERAGE))
+
+
+def run_callback(
+    job: Job, metrics: Path, trainer: Any, on_step: Callable[[int, int], None], resumed: LogState | None
+) -> Any:
+    """Sets the epoch of the sampler, updates the average, writes the log to the metrics file, stops at a broken loss."""
+    from transformers import TrainerCallback
+
+    class RunCallback(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+            if resumed is not None:
+                trainer.continue_log(resumed)
+
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kw: Any) -> None:
+            if isinstance(job.sampler, EpochSampler):
+                steps = max(1, len(train_dataloader) // args.gradient_accumulation_steps)
+                job.sampler.epoch = state.global_step // steps
+
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kw: Any) -> None:
+            if trainer.average is not None:
+                trainer.average.update(trainer.accelerator.unwrap_model(model))
+            on_step(state.global_step, state.max_steps)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kw: Any) -> None:
+            if not state.is_world_process_zero or "train_runtime" in logs:
+                return
+            kept = {name: value for name, value in logs.items() if not name.endswith(NOT_REPEATABLE)}
+            require_finite(kept.get("loss", 0.0), state.global_step, Path(args.output_dir))
+            with metrics.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": state.global_step, **kept}) + "\n")
+
+    return RunCallback()
+
+
+def require_finite(loss: float, step: int, folder: Path) -> None:
+    """Ends a run whose loss is no number any more."""
+    if not math.isfinite(loss):
+        reason = f"the loss is {loss}; lower optimizer.learning_rate, or set optimizer.clip_norm"
+        raise TrainingStopped(step, reason, next(reversed(checkpoints(folder)), None))

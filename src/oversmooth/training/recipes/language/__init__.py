@@ -1,1 +1,0 @@
-"""The paper's language models: Cramming-BERT on The Pile, then SuperGLUE."""

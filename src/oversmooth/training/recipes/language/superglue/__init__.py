@@ -1,1 +1,0 @@
-"""SuperGLUE: eight tasks and two diagnostic sets, in the official formats, with the official metrics."""

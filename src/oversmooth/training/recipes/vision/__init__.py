@@ -1,1 +1,0 @@
-"""Image classification: the recipes of CIFAR-100, ImageNet and handwritten digits."""
