@@ -1,40 +1,42 @@
-"""Makes the venv sound where torchvision is of another build than torch: `import timm` and `import peft` work by themselves.
+"""Lets `import timm` and `import peft` work in our venv, where torchvision is of another build than torch.
 
-Writes one `.pth` file into the site-packages of the interpreter that runs this; the Makefile does so after it installed.
-Python runs its line when it starts: a finder is put in front of the import system, and nothing is imported. When
-torchvision is asked for, the finder hands over to the one of `import oversmooth`, which declares the operators that are
-missing. Without oversmooth, or without torchvision, imports are as ever.
+The Makefile runs this after installing. It writes one `.pth` file into the site-packages of its interpreter. Python runs
+that file at startup: it adds an import finder for torchvision and imports nothing. The finder loads the cure from its
+file rather than from the package, so that a process which must not import oversmooth still gets it.
 """
 
 import sysconfig
 from pathlib import Path
 
 NAME = "oversmooth_torchvision.pth"
+CURE = Path(__file__).parent.parent / "src/oversmooth/environment/versions.py"
 FINDER = """
 class OversmoothTorchvision:
     def find_spec(self, name, path=None, target=None):
-        import sys
         if name != "torchvision":
             return None
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
-        try:
-            from oversmooth.environment.versions import TorchvisionCure
-        except ImportError:
+        import sys, importlib.util, os.path
+        if not os.path.isfile(CURE):
             return None
-        return TorchvisionCure().find_spec(name, path, target)
+        spec = importlib.util.spec_from_file_location("_torchvision_cure", CURE)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        cure = module.TorchvisionCure()
+        sys.meta_path[:] = [cure if finder is self else finder for finder in sys.meta_path]
+        return cure.find_spec(name, path, target)
 sys.meta_path.insert(0, OversmoothTorchvision())
 """
 
 
-def line() -> str:
-    """What the file holds: a `.pth` file runs lines that begin with `import`, each by itself."""
-    return f"import sys; exec({FINDER!r})\n"
+def line(cure: Path = CURE) -> str:
+    """The content of the file: Python executes each line of a `.pth` file that begins with `import`."""
+    return f"import sys; exec({f'import sys; CURE = {str(cure)!r}' + FINDER!r}, {{}})\n"
 
 
-def write(folder: Path) -> Path:
-    """The file in a folder of site-packages."""
+def write(folder: Path, cure: Path = CURE) -> Path:
+    """Writes the file into a folder of site-packages."""
     path = folder / NAME
-    path.write_text(line(), encoding="utf-8")
+    path.write_text(line(cure), encoding="utf-8")
     return path
 
 

@@ -134,7 +134,7 @@ class TorchvisionCure(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != NAME:
             return None
-        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        others = [finder for finder in sys.meta_path if not _is_cure(finder) and hasattr(finder, "find_spec")]
         found = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
         loader = spec.loader if spec is not None else None
@@ -146,8 +146,13 @@ class TorchvisionCure(MetaPathFinder):
 
 def cure_torchvision_on_import() -> None:
     """Puts the finder in place, once."""
-    if not any(isinstance(finder, TorchvisionCure) for finder in sys.meta_path):
+    if not any(_is_cure(finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, TorchvisionCure())
+
+
+def _is_cure(finder: object) -> bool:
+    """By name: our venv may have loaded this file under another name (release/venv_torchvision.py)."""
+    return type(finder).__name__ == TorchvisionCure.__name__
 
 
 def _cured(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
