@@ -242,14 +242,25 @@ def as_safetensors(file: str) -> str:
 
 
 def _convert(file: Path, to: Path, done: str) -> None:
-    from safetensors.torch import save_file
-
     # Tied tensors share memory in a pickle, which safetensors does not have: each gets a copy of its own.
     tensors = {
         name: plain_tensor(file, name, tensor).clone(memory_format=torch.contiguous_format)
         for name, tensor in load_tensors(file).items()
     }
-    save_file(tensors, to, metadata={"format": "pt", METADATA: done})
+    save_signed(tensors, to, done)
+
+
+def save_signed(tensors: Mapping[str, torch.Tensor], to: Path, done: str) -> None:
+    """A safetensors file whose metadata says what was done; equal tensors and words give equal bytes."""
+    from safetensors.torch import save_file
+
+    save_file(dict(tensors), to, metadata={"format": "pt", METADATA: done})
+    with to.open("r+b") as file:  # save_file writes the keys of the metadata in random order
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        file.seek(8)
+        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length))
 
 
 def copy_small_files(folder: Path, to: Path) -> tuple[str, ...]:

@@ -135,8 +135,8 @@ class SavedResult:
                 "Upgrade: pip install --upgrade oversmooth",
             )
         try:
-            json.dumps(body, allow_nan=False)
-            return TypeAdapter(cls).validate_python(body)
+            # Strict, because pydantic would otherwise take the string "NaN" for a number.
+            return TypeAdapter(cls).validate_json(json.dumps(body, allow_nan=False), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])

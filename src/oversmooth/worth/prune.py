@@ -16,12 +16,12 @@ from typing import Any, Unpack
 import torch
 
 from oversmooth.control.edit import (
-    METADATA,
     Checkpoint,
     as_safetensors,
     copy_small_files,
     hashes,
     local_checkpoint,
+    save_signed,
     sign,
 )
 from oversmooth.control.readback import StatedLoss, original_changed, require_read_back
@@ -277,8 +277,6 @@ def _write(
     words: str,
 ) -> tuple[str, ...]:
     """The files of the smaller model: weights file by file, the config, and everything small beside them."""
-    from safetensors.torch import save_file
-
     store = source.store
     assert isinstance(store, SafetensorsStore | PickleStore), "packed weights were refused"
     left_out = copy_small_files(checkpoint.folder, to)
@@ -287,7 +285,7 @@ def _write(
     where: dict[str, str] = {}
     for file in files:
         tensors = {new: store.read(old).clone() for old, new in names.items() if store.file_of(old) == file}
-        save_file(tensors, to / as_safetensors(file), metadata={"format": "pt", METADATA: words})
+        save_signed(tensors, to / as_safetensors(file), words)
         where |= dict.fromkeys(tensors, as_safetensors(file))
     if len(files) > 1:
         index = {"metadata": {}, "weight_map": where}

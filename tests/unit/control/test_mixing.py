@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 import oversmooth as osm
-from oversmooth.control.edit import mixed_weights
+from oversmooth.control.edit import mixed_weights, save_signed
 from oversmooth.errors import BadValue, NotSupported
 from oversmooth.models.open import open_source
 from tests.contract.tiny_models import tiny_model
@@ -86,3 +88,14 @@ def test_a_strength_outside_of_its_range_is_refused(strength, tmp_path):
 def test_signs_are_not_flipped_in_part(tmp_path):
     with pytest.raises(NotSupported, match="a sign is flipped or it is not"):
         osm.edit(tmp_path, tmp_path / "out", flip_norm_signs=True, strength=0.5)
+
+
+def test_equal_tensors_and_words_are_equal_bytes_on_disk(tmp_path):
+    """The library writes the keys of the metadata in random order, and a checkpoint is known by its hash."""
+    tensors = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.ones(1, dtype=torch.bfloat16)}
+    for number in range(12):
+        save_signed(tensors, tmp_path / f"{number}.safetensors", "blocks 1 and 2 – removed")
+    assert len({file.read_bytes() for file in tmp_path.iterdir()}) == 1
+    with safe_open(tmp_path / "0.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "oversmooth": "blocks 1 and 2 – removed"}
+    torch.testing.assert_close(load_file(tmp_path / "0.safetensors"), tensors)

@@ -270,6 +270,13 @@ def test_a_number_that_is_not_finite_is_refused_when_read(text):
         Inspection.from_dict(json.loads(data))
 
 
+@pytest.mark.parametrize("text", ["NaN", "inf", "1.5"])
+def test_words_are_not_read_as_numbers(text):
+    data = EXAMPLES["inspection"].to_json().replace('"rho_dc": 1.5', f'"rho_dc": "{text}"')
+    with pytest.raises(BrokenFile, match=r"plain\.rho_dc.*valid number"):
+        Inspection.from_dict(json.loads(data))
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_a_number_that_is_not_finite_is_our_own_mistake_when_written(number):
     layer = replace(LAYERS[0], tendency=number)
