@@ -1,4 +1,4 @@
-"""Everything about one model: weights, measurement and prediction together."""
+"""`Answer`: does the model oversmooth, where, by which part, how sure; `Analysis`: everything about one model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +8,117 @@ from oversmooth.results.base import Missing, Row, SavedResult
 from oversmooth.results.inspection import Inspection, Verification
 from oversmooth.results.measurement import Measurement
 from oversmooth.results.prediction import Prediction
+
+# --- the answer: one quantity (the mean cosine), one state, and the sentences that everybody shows ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """How alike tokens are at one depth: the mean cosine, and how the cosines of all pairs are spread."""
+
+    label: str
+    """input, the number of the layer (from 0), or final norm."""
+    mean: float
+    quantiles: tuple[float, float, float, float, float] | None = None
+    """10, 25, 50, 75 and 90 per cent of all pairs of tokens; `None` where pairs were not sampled."""
+    histogram: tuple[float, ...] = ()
+    """Share of pairs in equal bins from -1 to 1."""
+    share_above: float | None = None
+    """Share of pairs with a cosine of at least 0.9."""
+    untrained: float | None = None
+    """The mean of the same architecture with fresh weights, on the same inputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerChange:
+    """What one layer, or the final norm, adds to the mean cosine."""
+
+    label: str
+    change: float
+    parts: tuple[tuple[str, float], ...]
+    """Each part with its change; they add up to `change`. The names are those of `PART_NAMES`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartChange:
+    """What one kind of part adds to the mean cosine in all layers together."""
+
+    part: str
+    change: float
+    interval: tuple[float, float] | None
+
+
+PART_NAMES = (
+    "attention",
+    "norm after attention",
+    "cross-attention",
+    "norm after cross-attention",
+    "feed-forward",
+    "norm after feed-forward",
+    "other blocks",
+    "between blocks",
+    "final norm",
+)
+"""In the order in which they are drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """One heading of the answer: a sentence, the numbers behind it, and a command to paste."""
+
+    title: str
+    text: str = ""
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Whether one stack of a model oversmooths, where, by which part, how sure that is, and what to do."""
+
+    model: str
+    """Short name."""
+    stack: str
+    """Which stack of several; empty for the only one."""
+    subject: str
+    """What was run, such as `6 layers, 20 built-in texts, 1,556 tokens`."""
+    state: str
+    """distinct, crowded or collapsed."""
+    is_sure: bool
+    """Whether the state is known: enough inputs, no border inside the interval, no random ids, the whole model."""
+    input: float
+    output: float
+    """Mean cosine of what the model gives out: after the final norm where there is one."""
+    before_norm: float | None
+    """Mean cosine after the last block, where a final norm follows."""
+    interval: tuple[float, float] | None
+    """95% interval of `output` over sequences; `None` below four."""
+    values: tuple[float, ...]
+    """`output` of every sequence (the first hundred)."""
+    shape: str
+    """flat, falls, rises and falls, at once, last layers, steady, or one layer."""
+    points: tuple[CurvePoint, ...]
+    layers: tuple[LayerChange, ...]
+    """They add up to `output - input`."""
+    parts: tuple[PartChange, ...]
+    """So do these."""
+    rank: tuple[float, float, int] | None
+    """Effective rank of the centred tokens at input and output, and the largest possible."""
+    between: tuple[float, float] | None
+    """Mean cosine between different sequences (mean tokens), at input and output; `None` for a single one."""
+    untrained_missing: str = ""
+    """Why `untrained` is missing in `points`; empty where it is there."""
+    limit: float
+    """A limit for `gate --max-cosine` that this model keeps."""
+    headline: str
+    deck: str
+    """One or two sentences below the headline: the numbers in words."""
+    where: Told
+    who: Told
+    sure: Told
+    now: Told
+
+
+# --- everything about one model ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
