@@ -115,7 +115,7 @@ def survey(folder: Path) -> None:
     for engine in ("serial", "ray"):
         oversmooth("survey", folder / "models", "--out", folder / engine, "--engine", engine)
         assert osm.read_survey(folder / engine, "model").status.tolist() == ["read"]
-    oversmooth("atlas", folder / "serial", "-o", folder / "atlas.html")
+    oversmooth("report", folder / "serial", "-o", folder / "atlas.html")
     assert "</html>" in (folder / "atlas.html").read_text(encoding="utf-8")
 
 

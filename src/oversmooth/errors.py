@@ -401,7 +401,7 @@ class UnidentifiedWeights(OversmoothError):
 
     @property
     def next_step(self) -> str:
-        family = "Name the family with --model-type (list: oversmooth architectures)."
+        family = "Name the family with --model-type (list: oversmooth list architectures)."
         if self.candidates:
             return family
         return (

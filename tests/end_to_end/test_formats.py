@@ -9,9 +9,9 @@ from oversmooth.commands.verbs import app
 from tests.command_line import oversmooth
 from tests.unit.worth.test_task_loss import causal
 
-ON_IDS = ("measure", "predict", "loss", "ablate", "edit-curve", "prune", "edit")
+ON_IDS = ("measure", "predict", "eval", "ablate", "edit --sweep", "prune")
 OWN = {
-    "edit-curve": ("--sharpen", "--strengths", "1"),
+    "edit --sweep": ("--sharpen", "--strength", "1"),
     "prune": ("--blocks", "1", "--out", "OUT"),
     "edit": ("--sharpen", "--out", "OUT"),
 }
@@ -20,11 +20,11 @@ SHOWN = {
     "verify": "| stack | layer | error | tokens |",
     "measure": "| depth | place | cosine |",
     "predict": "| layer | one pass | measured |",
-    "loss": "causal language: loss",
+    "eval": "causal language: loss",
     "ablate": "| layer | removed | loss grows by |",
     "prune": "removed blocks 1 of 2",
     "edit": "| layer | H moved |",
-    "edit-curve": "| strength | loss |",
+    "edit --sweep": "| strength | loss |",
 }
 
 
@@ -39,8 +39,9 @@ def model(tmp_path_factory):
 
 def run(verb, model, tmp_path, *options):
     own = [tmp_path / "out" if word == "OUT" else word for word in OWN.get(verb, ())]
-    ids = ("--ids", model / "ids.jsonl") if verb in ON_IDS and verb != "edit" else ()
-    return oversmooth(verb, model, *own, *ids, *options)
+    ids = ("--ids", model / "ids.jsonl") if verb in ON_IDS else ()
+    name, *flags = verb.split()
+    return oversmooth(name, model, *flags, *own, *ids, *options)
 
 
 @pytest.mark.parametrize("verb", SHOWN)
@@ -81,10 +82,10 @@ def test_what_cannot_be_shown_is_said_before_any_work(words, pieces, tmp_path):
 def test_verbs_with_rows_have_the_same_options():
     found = {}
     for command in app.registered_commands:
-        name = command.name or command.callback.__name__.replace("_", "-")
+        name = command.name
         found[name] = set(command.callback.__annotations__)
     shared = {"format", "json", "csv", "parquet"}
-    assert {name for name, options in found.items() if shared <= options} == set(SHOWN)
+    assert {name for name, options in found.items() if shared <= options} == {verb.split()[0] for verb in SHOWN}
     assert all({"format", "tables"} <= found[name] for name in ("report", "compare"))
 
 

@@ -233,7 +233,7 @@ def test_the_version_is_the_packages(oversmooth):
 
 
 def test_architectures_lists_every_family_and_every_refusal(oversmooth):
-    code, out, _ = oversmooth("architectures")
+    code, out, _ = oversmooth("list", "architectures")
     words = set(re.split(r"[\s,:]+", out))
     assert code == 0
     assert set(ARCHITECTURES) <= words
@@ -242,10 +242,37 @@ def test_architectures_lists_every_family_and_every_refusal(oversmooth):
     assert "linear or recurrent attention" in out
 
 
-def test_architectures_as_json_lists_the_same(oversmooth):
-    listed = json.loads(oversmooth("architectures", "--json")[1])
-    assert [entry["family"] for entry in listed["declared"]] == list(ARCHITECTURES)
-    assert listed["refused"] == dict(REFUSED)
+def test_architectures_as_json_are_each_once_with_their_reason(oversmooth):
+    listed = json.loads(oversmooth("list", "architectures", "--json")[1])
+    declared = [row["model"] for row in listed if row["state"] == "declared" and row["library"] == "transformers"]
+    assert len(declared) == len(set(declared))
+    assert {model_type for arch in ARCHITECTURES.values() for model_type in arch.model_types} <= set(declared)
+    assert all(row["why"] for row in listed if row["model"] in REFUSED)
+
+
+@pytest.mark.parametrize("kind", ["architectures", "metrics", "interventions", "recipes", "what-ifs"])
+def test_every_kind_is_listed_and_searched(oversmooth, kind):
+    rows = json.loads(oversmooth("list", kind, "--json")[1])
+    counted = {row["list"]: row["entries"] for row in json.loads(oversmooth("list", "--json")[1])}
+    assert len(rows) == counted[kind] > 5
+    word = str(next(iter(rows[-1].values())))
+    found = json.loads(oversmooth("list", kind, word.upper(), "--json")[1])
+    assert rows[-1] in found
+    assert len(found) <= len(rows)
+    assert oversmooth("list", kind, "no such thing")[1] == f"No {kind} with 'no such thing'.\n"
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones(oversmooth):
+    code, _, err = oversmooth("list", "metric")
+    assert code == 2
+    assert "metrics" in err
+
+
+def test_a_declaration_is_printed_as_code(oversmooth, folder):
+    code, out, _ = oversmooth("verify", folder, "--print-declaration")
+    assert code == 0
+    assert out.startswith("# ")
+    assert "Arch(" in out
 
 
 # --- verify ---------------------------------------------------------------------------------------------------------

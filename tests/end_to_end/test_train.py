@@ -131,7 +131,7 @@ def test_the_metrics_hold_losses_accuracies_and_smoothing_curves(sharpened):
     assert [p["step"] for p in points if "eval_accuracy" in p] == [10, 20, 21]
     assert [p["step"] for p in points if "smoothing/cosine/depth_2" in p] == [0, 7, 14, 21]
     assert len(read_run(out / "metrics.jsonl")) == 22
-    assert oversmooth("report", "--run", out / "metrics.jsonl", "-o", out / "run.html").returncode == 0
+    assert oversmooth("report", out / "metrics.jsonl", "-o", out / "run.html").returncode == 0
 
 
 def test_the_analysis_is_that_of_the_final_model(sharpened):

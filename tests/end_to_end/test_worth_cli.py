@@ -1,4 +1,4 @@
-"""`loss`, `ablate`, `prune`, `edit-curve` and `--lengths` as a user types them; what cannot be is said on one screen."""
+"""`eval`, `ablate`, `prune`, `edit --sweep` and `--lengths` as a user types them; what cannot be is said on one screen."""
 
 import csv
 import json
@@ -47,8 +47,8 @@ def test_an_edit_shows_what_it_costs_beside_what_moved(model, tmp_path):
 
 
 def test_a_curve_of_strengths_is_a_table_and_a_page_and_writes_no_checkpoint(model, tmp_path):
-    words = ("--smooth", "--strengths", "0.5,1", "-o", tmp_path / "curve.html", "--json")
-    done = on_ids("edit-curve", model, *words)
+    words = ("--smooth", "--sweep", "--strength", "0.5,1", "--page", tmp_path / "curve.html", "--json")
+    done = on_ids("edit", model, *words)
     found = json.loads(done.stdout)
     assert [point["strength"] for point in found["points"]] == [0.0, 0.5, 1.0]
     assert found["verdict"] in (tmp_path / "curve.html").read_text()
@@ -76,11 +76,15 @@ def test_models_are_compared_by_loss_too(model, tmp_path):
         ("prune", ("--blocks", "0-1", "--out", "OUT"), ("blocks that are left", "at least 1")),
         ("prune", ("--blocks", "7", "--out", "OUT"), ("layer", "7", "0, 1")),
         ("prune", ("--out", "OUT"), ("blocks", "budget")),
-        ("loss", ("--task", "masked language"), ("masked language", "a head for causal language")),
-        ("loss", ("--task", "sums"), ("sums", "classification")),
-        ("edit-curve", ("--sharpen", "--smooth"), ("--sharpen", "--smooth")),
-        ("edit-curve", ("--sharpen", "--strengths", "0.5,two"), ("--strengths", "numbers with commas")),
-        ("edit-curve", ("--sharpen", "--strengths", "2"), ("strength", "at most 1")),
+        ("eval", ("--task", "masked language"), ("masked language", "a head for causal language")),
+        ("eval", ("--task", "sums"), ("sums", "classification")),
+        ("edit", ("--sweep", "--sharpen", "--smooth"), ("--sharpen", "--smooth")),
+        ("edit", ("--sweep", "--sharpen", "--strength", "0.5,two"), ("--strength", "several with commas")),
+        ("edit", ("--sweep", "--sharpen", "--strength", "2"), ("strength", "at most 1")),
+        ("edit", ("--sweep", "--sharpen", "--out", "OUT"), ("Give only one of", "--out", "--sweep")),
+        ("edit", ("--sharpen",), ("--out", "--sweep")),
+        ("edit", ("--sharpen", "--out", "OUT", "--strength", "0.5,1"), ("--strength", "one number", "--sweep")),
+        ("edit", ("--sharpen", "--out", "OUT", "--page", "curve.html"), ("--page", "--sweep")),
         ("measure", ("--lengths", "4,many"), ("--lengths", "whole numbers")),
         ("measure", ("--lengths", "4"), ("lengths", "at least two")),
         ("measure", ("--lengths", "4,400"), ("texts of at least 400 tokens", "the longest of 12")),
@@ -105,6 +109,6 @@ def test_a_classifier_needs_classes_and_an_embedding_model_an_original(tmp_path)
 
     model, _ = tiny_model("bert")
     model.save_pretrained(tmp_path / "bert")
-    done = oversmooth("loss", tmp_path / "bert")
+    done = oversmooth("eval", tmp_path / "bert")
     assert done.returncode == 2
     assert "--original TARGET" in done.stderr

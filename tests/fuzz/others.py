@@ -265,7 +265,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "--n-heads",
         "--flip-norm-signs",
     ),
-    "report": ("--output", "--save", "--run", "--max-samples", "--seed", "--device", "--data"),
+    "report": ("--output", "--save", "--max-samples", "--seed", "--device", "--data"),
     "compare": ("--output", "--seed", "--max-tokens"),
     "measure": ("--metrics", "--at", "--prefix-tokens", "--seed", "--device", "--csv", "--max-tokens", "--batch-size"),
     "predict": ("--what-if", "--dtype", "--seed", "--solve", "--csv"),
@@ -273,7 +273,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "train": ("--set", "--variant", "--fraction", "--seed", "--out"),
 }
 SWITCHES = {"--full", "--heads", "--json", "--sharpen", "--smooth", "--flip-norm-signs", "--no-such"}
-FILES = {"--csv", "--out", "--output", "--save", "--run"}
+FILES = {"--csv", "--out", "--output", "--save"}
 
 
 def option_case(rng: random.Random, text_model: str) -> Case:

@@ -130,7 +130,7 @@ def survey_case(rng: random.Random) -> Case:
                 files[name] = damaged(rng, files[name])
         note = f"{name} changed"
     resume = ("survey", "{folder}/list.txt", "--out", "{folder}/table", "--json")
-    words = rng.choice((resume, resume, ("atlas", "{folder}/table", "-o", "{folder}/atlas.html")))
+    words = rng.choice((resume, resume, ("report", "{folder}/table", "-o", "{folder}/atlas.html")))
     return Case(kind="survey", note=note, files=files, arguments=words, is_sound=not note, table="table")
 
 

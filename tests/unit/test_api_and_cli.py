@@ -12,21 +12,18 @@ from oversmooth.data.options import DataOptions, ReadingOptions
 from oversmooth.measurement.metrics import DEFAULT_METRICS
 from oversmooth.models.hooks.removal import PARTS
 from oversmooth.models.open import LoadKeywords, LoadOptions
-from oversmooth.worth.edit_curve import STRENGTHS
 from tests.public_api import with_unpacked_keywords
 
 COMMANDS = typer.main.get_command(app).commands
 PAIRS = {
     "inspect": osm.inspect,
-    "discover": osm.discover,
     "verify": osm.verify,
     "measure": osm.measure,
     "predict": osm.predict,
     "report": osm.analyze,
     "gate": osm.gate,
     "edit": osm.edit,
-    "edit-curve": osm.edit_curve,
-    "loss": osm.task_loss,
+    "eval": osm.task_loss,
     "ablate": osm.ablate,
     "prune": osm.prune,
     "survey": osm.survey,
@@ -38,15 +35,20 @@ ONLY_COMMAND = {
     **dict.fromkeys(
         ("json", "csv", "parquet", "output", "format", "save", "figures", "tables", "junit", "github", "page"), OUTPUT
     ),
-    "run": "the page of a run, not of a model",
+    "name": "the name on a model card",
+    "print_declaration": "`discover`",
+    "sweep": "`edit_curve`",
     **dict.fromkeys(("max_cosine", "min_effective_rank_share", "rule"), "one entry of `rules`"),
     **dict.fromkeys(("sharpen", "smooth"), "a word for an `interval`"),
     "lengths": "`measure_lengths`, with `predicts` for `predict`",
     "loss": "`edit_curve` at that one strength",
 }
+UNSAID = {"mask", "arch", "inputs", "model_type", "n_heads", "n_kv"}
+"""Of both groups, what no command takes, and what `edit` takes too."""
 ONLY_COMMAND_OF = {
-    # What `edit --loss` runs the model on; the function runs none.
-    "edit": {"data", *ReadingOptions.__annotations__} - {"mask"},
+    # How `edit --loss` and `edit --sweep` run the model; the function runs none.
+    "edit": {"data", "task", "max_loss_increase", *ReadingOptions.__annotations__, *LoadKeywords.__annotations__}
+    - UNSAID,
     "gate": {"max_loss_increase"},  # one entry of `rules`
 }
 ONLY_FUNCTION = {
@@ -59,7 +61,6 @@ RENAMED = {
     ("predict", "what_if"): "what_ifs",  # an option that is repeated is singular
     ("report", "what_if"): "what_ifs",
     ("report", "targets"): "target",  # a page shows several
-    ("discover", "target"): "model",
 }
 SHOWN = {("inspect", "heads"), ("predict", "heads")}
 """Switches of one name that say what is printed here and what is computed there: heads are computed by default."""
@@ -67,7 +68,7 @@ DEFAULTS = {
     ("measure", "metrics"): DEFAULT_METRICS,
     ("predict", "what_if"): (),
     ("gate", "tolerance"): 0.02,
-    ("edit-curve", "strengths"): STRENGTHS,  # a list is one word with commas there
+    ("edit", "strength"): 1.0,  # several with commas there, with --sweep
     ("ablate", "parts"): PARTS,
 }
 """Defaults that the command line leaves to the function, so that a file or a table can give another."""
@@ -117,7 +118,6 @@ def test_every_exception_is_still_needed():
 
 def test_lists_of_the_command_line_hold_the_same_words():
     assert of_command("ablate")["parts"] == ",".join(PARTS)
-    assert tuple(float(word) for word in of_command("edit-curve")["strengths"].split(",")) == STRENGTHS
 
 
 @pytest.mark.parametrize(("keywords", "options"), [(ReadingOptions, DataOptions), (LoadKeywords, LoadOptions)])

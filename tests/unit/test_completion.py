@@ -8,6 +8,7 @@ import pytest
 
 from oversmooth.claims.reproduce import CLAIMS
 from oversmooth.commands import options as completion
+from oversmooth.commands.list import KINDS
 from oversmooth.commands.options import VALUES
 from oversmooth.measurement.observer import GROUPS, known_metrics
 from oversmooth.models.hooks.places import PLACES
@@ -22,6 +23,7 @@ from oversmooth.worth.prune import BY
 from tests.command_line import ROOT
 
 TABLES = {
+    "kind": tuple(KINDS),
     "claim": ("all", *(claim.name for claim in CLAIMS)),
     "loss_task": tuple(LOSS_TASKS),
     "metric": ("all", *GROUPS, *known_metrics()),

@@ -13,21 +13,11 @@ from oversmooth.commands.verbs import app
 from tests.unit.test_layers import SOURCES, imports, room
 
 MODULES = 181
-LINES = 49285
+LINES = 49420
 """What the package has at most; lowered whenever it shrinks, never raised without a word in the pull request."""
 BODY_LINES = 40
 SHORT = 80
 
-VERBS_ELSEWHERE = {
-    "architectures": "list",
-    "plugins": "list",
-    "discover": "verify",
-    "edit_curve": "edit",
-    "loss": "eval",
-    "card": "report",
-    "atlas": "survey",
-}
-"""Verbs that share a file with a kindred verb."""
 NAMED_OTHERWISE = {
     "apply": "control.apply",
     "unapply": "control.apply",
@@ -117,10 +107,8 @@ def test_the_package_does_not_grow():
 
 
 def test_every_verb_lives_in_the_module_of_its_name():
-    verbs = {command.callback: command.callback.__name__ for command in app.registered_commands}
-    assert {name: verb.__module__ for verb, name in verbs.items()} == {
-        name: f"oversmooth.commands.{VERBS_ELSEWHERE.get(name, name)}" for name in verbs.values()
-    }
+    verbs = {command.name: command.callback.__module__ for command in app.registered_commands}
+    assert verbs == {name: f"oversmooth.commands.{name}" for name in verbs}
 
 
 @pytest.mark.parametrize("name", [name for name in oversmooth.__all__ if name[0].islower()])

@@ -3,7 +3,7 @@
 A run that is there is not trained again and one that was killed goes on from its last checkpoint, so that `reproduce` can
 be stopped and started at any time.
 
-OUT/survey/   the table, as `oversmooth survey` writes it; `oversmooth atlas OUT/survey` shows it
+OUT/survey/   the table, as `oversmooth survey` writes it; `oversmooth report OUT/survey` shows it
 """
 
 import re

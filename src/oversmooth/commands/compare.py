@@ -44,6 +44,8 @@ def compare(
     """Compare models on one page, aligned by relative depth: before and after, checkpoints of one run, or trained runs."""
     from oversmooth.models.revisions import steps_of
 
+    if format == "card":
+        raise BadValue("--format card", "several models", "given to `oversmooth report` with one model")
     output = destination(output, "compare", format, tables)
     if runs := run_folders(targets):
         from oversmooth.output.run_pages import runs_page

@@ -1,4 +1,4 @@
-"""`oversmooth loss`."""
+"""`oversmooth eval`."""
 
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from oversmooth.output.console import one_bar
 @runs_model
 @reads_data
 @shows_rows
-def loss(
+def eval_(
     target: TargetArgument = None,
     data: DataOption = None,
     task: LossTask = None,
@@ -34,7 +34,7 @@ def loss(
     showing: Showing,
     reading: ReadingOptions,
 ) -> None:
-    """Show how well a model does what it was trained for: its loss on data."""
+    """Show the loss of a model on your data."""
     from oversmooth.output.tables import show_loss
     from oversmooth.worth.task_loss import task_loss
 

@@ -30,6 +30,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     ),
     "dtype": ("stored", "float32", "bfloat16", "float16"),
     "engine": ("auto", "serial", "process", "ray"),
+    "kind": ("architectures", "metrics", "interventions", "recipes", "what-ifs", "plugins"),
     "loss_task": ("causal language", "masked language", "classification", "similarity"),
     "metric": (
         *(
@@ -51,7 +52,7 @@ VALUES: dict[str, tuple[str, ...]] = {
         *("influence_shared", "influence_differing", "undone"),
         *("attention_entropy", "effective_tokens", "sink_rate", "attention_rank"),
     ),
-    "page_format": ("html", "md"),
+    "page_format": ("html", "md", "card"),
     "part": ("attention", "feed-forward", "block"),
     "place": (
         *("all", "stream", "norms", "branches"),
@@ -150,7 +151,7 @@ Offload = Annotated[
     ),
 ]
 ModelType = Annotated[
-    str | None, typer.Option(help="Model type of a file without a config; see `oversmooth architectures`.")
+    str | None, typer.Option(help="Model type of a file without a config; see `oversmooth list architectures`.")
 ]
 DataOption = Annotated[
     str | None,

@@ -1,4 +1,4 @@
-"""`oversmooth report` and `card`."""
+"""`oversmooth report`: a model, several, a run, a survey or a saved analysis as a page, Markdown or a model card."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from oversmooth.commands import options as completion
 from oversmooth.commands.options import DataOption, WhatIfs, embedded_default, reads_data, runs_model, words_of
 from oversmooth.data.options import ReadingOptions
 from oversmooth.environment.files import make_folder, require_writable, write_whole
-from oversmooth.errors import BadValue, BrokenFile, Conflict, UnknownName, WrongBatch
+from oversmooth.errors import BadValue, BrokenFile, UnknownName, WrongBatch
 from oversmooth.output.console import stages
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def destination(output: Path | None, name: str, format: str, tables: Path | None
     """Where the page goes; refused before any work where the format is unknown or something cannot be written."""
     if format not in completion.VALUES["page_format"]:
         raise UnknownName("format", format, completion.VALUES["page_format"])
-    output = output or Path(f"{name}.{format}")
+    output = output or Path(f"{name}.{'html' if format == 'html' else 'md'}")
     require_writable(output)
     if tables is not None:
         from oversmooth.output.exports import require_parquet
@@ -131,15 +131,21 @@ def run_folders(targets: list[str]) -> list["TrainedRun"]:
     return [read_run_folder(folder) for folder in folders] if all(are_runs) else []
 
 
-def run_page(path: Path) -> "Page":
-    """Curves over training: of the folder of a run, or of what a monitor wrote."""
-    from oversmooth.output.run_pages import training_page, watched_page
-    from oversmooth.recipes.run_folder import read_run_folder
+def other_page(targets: list[str]) -> "Page | None":
+    """The page of a run's folder or log, where the one target is that; models have pages of their own."""
+    from oversmooth.recipes.run_folder import is_run_folder, read_run_folder
     from oversmooth.results.runs import read_run
 
-    if path.is_dir():  # one that is not of a run is refused with what was expected
+    path = Path(targets[0]).expanduser()
+    if len(targets) == 1 and path.suffix == ".jsonl":
+        from oversmooth.output.run_pages import training_page
+
+        return training_page(path, read_run(path))
+    if len(targets) == 1 and is_run_folder(path):
+        from oversmooth.output.run_pages import watched_page
+
         return watched_page([read_run_folder(path)])
-    return training_page(path, read_run(path))
+    return None
 
 
 def steps_in(targets: list[str]) -> list[list[str]]:
@@ -266,7 +272,11 @@ Solve = Annotated[
     ),
 ]
 PageFormat = Annotated[
-    str, typer.Option(help="html, or md for pull requests.", autocompletion=completion.values("page_format"))
+    str,
+    typer.Option(
+        help="html, md (for pull requests) or card (a section of a model card).",
+        autocompletion=completion.values("page_format"),
+    ),
 ]
 
 Tables = Annotated[Path | None, typer.Option(help="Also write every table as CSV and Parquet into this folder.")]
@@ -277,7 +287,11 @@ Tables = Annotated[Path | None, typer.Option(help="Also write every table as CSV
 def report(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(help="Models, or analyses saved with --save. Default: the embedded MiniLM.", show_default=False),
+        typer.Argument(
+            help="A model, several, an analysis saved with --save, the folder or .jsonl log of a run, or the folder of a "
+            "survey. Default: the embedded MiniLM.",
+            show_default=False,
+        ),
     ] = None,
     data: DataOption = None,
     output: Annotated[
@@ -291,36 +305,61 @@ def report(
     tables: Tables = None,
     solve: Solve = 2,
     what_if: WhatIfs = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(help="Show training curves of a run's folder, or of the JSONL file of a monitor, instead."),
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model on its card. Default: what was analysed.")] = None,
     *,
     load: dict[str, Any],
     reading: ReadingOptions,
 ) -> None:
-    """Write one self-contained page with the verdict, the curves, the spectra and the explanation."""
-    from oversmooth.output.figures import write_figures
+    """Write one self-contained page about a model, a run or a survey: the answer, the curves and the explanation."""
+    from oversmooth.surveys.table import ABOUT
 
+    chosen = targets or [embedded_default()]
+    if len(chosen) == 1 and (Path(chosen[0]).expanduser() / ABOUT).is_file():
+        _survey_page(Path(chosen[0]).expanduser(), output or Path("atlas.html"))
+        return
     output = destination(output, "report", format, tables)
     require_writable(save)
-    _require_one(targets or [], {"--save": save, "--figures": figures})
-    if run is not None:
-        if targets:
-            raise Conflict(["a model", "--run"])
-        page = run_page(run)
+    _require_one(chosen, {"--save": save, "--figures": figures})
+    page = other_page(chosen)
+    if page is not None:
+        put_page(page, output, format)
+        return
+    readings = _readings(chosen, load, data, reading)
+    analyses, page = analysed(chosen, load, data, readings, {"solve": solve, "what_ifs": what_if})
+    if save is not None:
+        text = analyses[0].to_json(indent=1)
+        write_whole(save, lambda partial: partial.write_text(text, encoding="utf-8"))
+    if figures is not None:
+        from oversmooth.output.figures import write_figures
+
+        for path in write_figures(analyses[0], figures):
+            typer.echo(path, err=True)
+    put_tables(analyses, tables)
+    if format == "card":
+        _write_card(analyses, name, output)
     else:
-        chosen = targets or [embedded_default()]
-        readings = _readings(chosen, load, data, reading)
-        analyses, page = analysed(chosen, load, data, readings, {"solve": solve, "what_ifs": what_if})
-        if save is not None:
-            text = analyses[0].to_json(indent=1)
-            write_whole(save, lambda partial: partial.write_text(text, encoding="utf-8"))
-        if figures is not None:
-            for path in write_figures(analyses[0], figures):
-                typer.echo(path, err=True)
-        put_tables(analyses, tables)
-    put_page(page, output, format)
+        put_page(page, output, format)
+
+
+def _survey_page(folder: Path, output: Path) -> None:
+    """The picture of a survey: every model of it on one page, with filters."""
+    from oversmooth.output.atlas import atlas_html
+
+    require_writable(output)
+    page = atlas_html(folder)
+    write_whole(output, lambda place: place.write_text(page, encoding="utf-8"))
+    typer.echo(f"report: {output.absolute()} ({len(page) / 2**20:.1f} MB)")
+
+
+def _write_card(analyses: Sequence["Analysis"], name: str | None, output: Path) -> None:
+    """The hub's evaluation results as YAML, and the same for readers."""
+    from oversmooth.output.render import card
+
+    if len(analyses) > 1:
+        raise BadValue("--format card", "several models", "given with one model at a time")
+    text = card(analyses[0], name or Path(analyses[0].inspection.provenance.target).name)
+    write_whole(output, lambda partial: partial.write_text(text, encoding="utf-8"))
+    typer.echo(f"card: {output.absolute()}")
 
 
 def _readings(targets: list[str], load: dict[str, Any], data: str | None, reading: ReadingOptions) -> Readings:
@@ -335,30 +374,3 @@ def _require_one(targets: list[str], given: dict[str, Path | None]) -> None:
     for name, path in given.items():
         if path is not None and (len(targets) > 1 or any(steps_of(target) for target in targets)):
             raise BadValue(name, "several models", "given with one model at a time")
-
-
-# --- `oversmooth card`: a saved analysis for a model card ---
-
-
-def card(
-    analysis: Annotated[
-        str,
-        typer.Argument(
-            help="Analysis saved with `oversmooth report --save`.",
-            show_default=False,
-            autocompletion=completion.targets,
-        ),
-    ],
-    name: Annotated[str | None, typer.Option(help="Name of the model. Default: what was analysed.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write. Default: stdout.")] = None,
-) -> None:
-    """Write a model card's section about smoothing: the hub's evaluation results as YAML, and Markdown."""
-    from oversmooth.output.render import card as card_
-
-    require_writable(output)
-    found = saved_analysis(Path(analysis))
-    text = card_(found, name or Path(found.inspection.provenance.target).name)
-    if output is None:
-        typer.echo(text)
-        return
-    write_whole(output, lambda partial: partial.write_text(text, encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""`oversmooth survey` and `oversmooth atlas`: many models into one table, and the table as one page."""
+"""`oversmooth survey`: many models into one table."""
 
 import sys
 from contextlib import redirect_stdout
@@ -75,17 +75,3 @@ def survey(
         typer.echo(json_module.dumps(dataclasses.asdict(counts), indent=2))
         return
     typer.echo(say_counts(counts, str(out)))
-
-
-def atlas(
-    folder: Annotated[Path, typer.Argument(help="Folder of a survey.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("atlas.html"),
-) -> None:
-    """The picture of a survey as one HTML page: tendency over depth by family, size and year, outliers, every model."""
-    from oversmooth.environment.files import require_writable, write_whole
-    from oversmooth.output.atlas import atlas_html
-
-    require_writable(out)
-    page = atlas_html(folder)
-    write_whole(out, lambda place: place.write_text(page, encoding="utf-8"))
-    typer.echo(f"Wrote {out} ({len(page) / 2**20:.1f} MB).")

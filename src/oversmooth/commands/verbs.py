@@ -6,20 +6,20 @@ import typer
 
 from oversmooth.commands.ablate import ablate
 from oversmooth.commands.compare import compare
-from oversmooth.commands.edit import edit, edit_curve
-from oversmooth.commands.eval import loss
+from oversmooth.commands.edit import edit
+from oversmooth.commands.eval import eval_
 from oversmooth.commands.finetune import finetune
 from oversmooth.commands.gate import gate
 from oversmooth.commands.inspect import inspect
-from oversmooth.commands.list import architectures, plugins
+from oversmooth.commands.list import list_
 from oversmooth.commands.measure import measure
 from oversmooth.commands.predict import predict
 from oversmooth.commands.prune import prune
-from oversmooth.commands.report import card, report
+from oversmooth.commands.report import report
 from oversmooth.commands.reproduce import reproduce
-from oversmooth.commands.survey import atlas, survey
+from oversmooth.commands.survey import survey
 from oversmooth.commands.train import train
-from oversmooth.commands.verify import discover, verify
+from oversmooth.commands.verify import verify
 from oversmooth.commands.watch import watch
 
 # --- an example of every verb, shown at the end of its help ---
@@ -30,16 +30,19 @@ EXAMPLES = {
         "oversmooth inspect model.gguf --json",
         "oversmooth inspect owner/name --extremes",
     ),
-    "verify": ("oversmooth verify path/to/model",),
-    "discover": ("oversmooth discover path/to/model",),
+    "verify": ("oversmooth verify path/to/model", "oversmooth verify path/to/model --print-declaration"),
     "measure": (
         "oversmooth measure path/to/model --data texts.txt --max-samples 8",
         "oversmooth measure vit_base_patch16_224 --data images/ --metrics all --csv values.csv",
         "oversmooth measure path/to/model --data texts.txt --lengths 16,32,64,128 --page lengths.html",
     ),
     "predict": ("oversmooth predict path/to/model --max-samples 2 --what-if no_skip --what-if attnscale:0.5",),
-    "report": ("oversmooth report path/to/model -o report.html --figures figures",),
-    "card": ("oversmooth card analysis.json --name my-model -o card.md",),
+    "report": (
+        "oversmooth report path/to/model -o report.html --figures figures",
+        "oversmooth report analysis.json --format card -o card.md",
+        "oversmooth report runs/vanilla",
+        "oversmooth report survey -o atlas.html",
+    ),
     "compare": (
         "oversmooth compare before.json path/to/model -o compare.html",
         "oversmooth compare path/to/model sharpened --loss --data texts.txt",
@@ -52,9 +55,9 @@ EXAMPLES = {
     "edit": (
         "oversmooth edit path/to/model --sharpen --layers 3-5 --out sharpened",
         "oversmooth edit path/to/model --sharpen --strength 0.25 --loss --data texts.txt --out gentler",
+        "oversmooth edit path/to/model --sharpen --sweep --layers 3-5 --data texts.txt --page curve.html",
     ),
-    "edit_curve": ("oversmooth edit-curve path/to/model --sharpen --layers 3-5 --data texts.txt -o curve.html",),
-    "loss": ("oversmooth loss path/to/model --data texts.txt", "oversmooth loss edited --original path/to/model"),
+    "eval": ("oversmooth eval path/to/model --data texts.txt", "oversmooth eval edited --original path/to/model"),
     "ablate": ("oversmooth ablate path/to/model --data texts.txt --max-samples 16 --csv ablation.csv",),
     "prune": (
         "oversmooth prune path/to/model --blocks 9-11 --out smaller",
@@ -73,9 +76,7 @@ EXAMPLES = {
         "oversmooth survey --top 500 --pipeline-tag text-generation --out survey --workers 4",
         "oversmooth survey hf://EleutherAI/pythia-70m@step1000..step143000 --out training",
     ),
-    "atlas": ("oversmooth atlas survey -o atlas.html",),
-    "architectures": ("oversmooth architectures --json",),
-    "plugins": ("oversmooth plugins",),
+    "list": ("oversmooth list architectures llama", "oversmooth list plugins --json"),
 }
 
 
@@ -103,28 +104,13 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Show the vers
         raise typer.Exit
 
 
-for command in (
-    inspect,
-    discover,
-    verify,
-    measure,
-    predict,
-    report,
-    compare,
-    card,
-    gate,
-    edit,
-    edit_curve,
-    loss,
-    ablate,
-    prune,
-    train,
-    watch,
-    finetune,
-    reproduce,
-    survey,
-    atlas,
-    architectures,
-    plugins,
-):
-    app.command(epilog=epilog(command.__name__))(command)
+PANELS = {
+    "Look": (inspect, measure, predict, report, compare),
+    "Check": (gate, verify),
+    "Change": (edit, prune, ablate, eval_),
+    "Many models, training": (survey, train, finetune, reproduce, watch, list_),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        name = command.__name__.rstrip("_")  # `eval` and `list` are builtins
+        app.command(name, epilog=epilog(name), rich_help_panel=panel)(command)

@@ -1,4 +1,4 @@
-"""`oversmooth verify` and `discover`."""
+"""`oversmooth verify`."""
 
 from typing import Annotated, Any
 
@@ -15,13 +15,21 @@ def verify(
         float | None, typer.Option(help="Largest relative error of a fit. Default: what rounding explains.", min=0.0)
     ] = None,
     seed: Seed = 0,
+    print_declaration: Annotated[
+        bool,
+        typer.Option("--print-declaration", help="Find the value path by running the model; print it as Python."),
+    ] = False,
     *,
     load: dict[str, Any],
     showing: Showing,
 ) -> None:
-    """Run the equal-token check: does the declared layout fit this very model? Exit code 1 if it does not."""
+    """Check that oversmooth reads this model's weights and features correctly; exit code 1 if it does not."""
     from oversmooth.models.verify import verify as verify_
     from oversmooth.output import tables
+
+    if print_declaration:
+        _print_declaration(target or embedded_default())
+        return
 
     result = verify_(target or embedded_default(), tolerance=tolerance, seed=seed, **load)
     show(result, lambda: tables.show_verification(result), showing)
@@ -29,11 +37,11 @@ def verify(
         raise typer.Exit(1)
 
 
-def discover(target: TargetArgument = None) -> None:
-    """Find the value path of a checkpoint by running a small model of its config; prints the declaration as Python."""
-    from oversmooth.models.verify import discover as discover_
+def _print_declaration(target: str) -> None:
+    """What `osm.discover` finds, as code for `arch=`."""
+    from oversmooth.models.verify import discover
 
-    found = discover_(target or embedded_default())
+    found = discover(target)
     typer.echo(f"# {found.target}: found by running it, error {found.largest_error:.0e}")
     for one in found.left_out:
         typer.echo(f"# left out: {one.where}: {one.reason}")

@@ -132,7 +132,7 @@ COUNTS = {"primary": "What decides", "beside it": "Beside it: where differences 
 WEIGHTS = (
     "What the weights of everything at hand say; no verdict rests on it. Shares of layers that sharpen or smooth under "
     "uniform attention, by the dominating eigenvalue of their update; the others tend to neither, as all layers of sharpened "
-    "pre-norm models do, where what tokens share grows in no direction. `oversmooth atlas` shows survey/ layer by layer."
+    "pre-norm models do, where what tokens share grows in no direction. `oversmooth report` shows survey/ layer by layer."
 )
 
 

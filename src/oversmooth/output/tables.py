@@ -1,7 +1,7 @@
 """Every result as a terminal table."""
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -301,41 +301,13 @@ def show_written(out: str, read_back: ReadBack | None, left_out: tuple[str, ...]
     console.print(f"Written to {escape(out)}", soft_wrap=True)
 
 
-def show_architectures(declared: Iterable[Row], refused: Mapping[str, str]) -> None:
-    console = open_console()
-    table = new_table()
-    for name in ("family", "model types", "residual", "norm", "attention"):
-        table.add_column(name)
-    for row in declared:
-        table.add_row(*(str(cell) for cell in row.values()))
-    console.print(table)
-    console.print("Composite models (CLIP, SigLIP, Gemma 3, LLaVA, ...) are analysed through their parts.\n\nRefused:")
-    for reason in dict.fromkeys(refused.values()):
-        console.print(f"  {', '.join(name for name in refused if refused[name] == reason)}: {reason}")
-
-
-def show_coverage(counts: Sequence[Row], every: Sequence[Row]) -> None:
-    """How many model types are covered, and every one of them where they are asked for."""
-    console = open_console()
-    for rows in (every, counts):
-        if not rows:
-            continue
-        table = new_table()
-        for name in rows[0]:
-            table.add_column(name)
-        for row in rows:
-            table.add_row(*(escape(format_cell(cell)) for cell in row.values()))
-        console.print(table)
-    if not every:
-        console.print("Every one of them: oversmooth architectures --all", style="dim")
-
-
-def show_plugins(rows: Sequence[Row]) -> None:
+def show_list(rows: Sequence[Row]) -> None:
+    """Rows of one kind, a column per field."""
     table = new_table()
     for name in rows[0]:
         table.add_column(name)
     for row in rows:
-        table.add_row(*(escape(str(value)) for value in row.values()))
+        table.add_row(*(escape(format_cell(value)) for value in row.values()))
     open_console().print(table)
 
 

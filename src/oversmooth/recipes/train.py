@@ -1,7 +1,7 @@
 """`train`: from a recipe and a seed to a run folder.
 
 OUT/manifest.json       recipe, overrides, seed, splits, versions, hardware, commit, cost, results
-OUT/metrics.jsonl       loss, rate, evaluations and smoothing over steps (`oversmooth report --run`)
+OUT/metrics.jsonl       loss, rate, evaluations and smoothing over steps (`oversmooth report`)
 OUT/running.json        who trains here, while it lasts
 OUT/checkpoints/        to resume from; each is whole or absent
 OUT/model/              ordinary weights (with an average of weights: OUT/model-average/ too)

@@ -91,7 +91,7 @@ class SmoothingCallback(WatchesTraining, TrainerCallback):
     """Measures `batches` before training, every `every` steps, and at the end.
 
     The numbers go to the trackers that the Trainer reports to (TensorBoard, Weights & Biases, MLflow, Trackio), to its
-    `log_history`, and to a JSONL `file` that `oversmooth report --run FILE` turns into curves over training. `rules`,
+    `log_history`, and to a JSONL `file` that `oversmooth report FILE` turns into curves over training. `rules`,
     `patience` and `on_collapse` are those of `Monitor`: with "stop", a collapse ends the training.
     """
 

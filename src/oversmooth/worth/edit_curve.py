@@ -65,10 +65,10 @@ def edit_curve(
     given = data if data is None or isinstance(data, str) else list(data)
     model, how = opened(target, options, given)
     with model.alone:
-        live, loaded, task = open_judged(model, given, task, "edit-curve", how)
+        live, loaded, task = open_judged(model, given, task, "edit", how)
         if is_offloaded(live.model):
             where = "for a model whose weights stay in their files"
-            raise NotSupported("edit-curve", where, "they cannot be changed there")
+            raise NotSupported("edit", where, "they cannot be changed there")
         run = _Run.of(live, task, changes[-1], choose(live.stacks, layers, stack))
         seen = Processed()
         run.asked = list(questions(live, loaded, task, how, seen))
@@ -105,7 +105,7 @@ class _Run:
         def read(name: str) -> Tensor:
             return live.store.read(name).clone()  # not what the change will overwrite
 
-        require_ordinary("edit-curve", chosen, live.store)
+        require_ordinary("edit", chosen, live.store)
         require_possible(chosen, read, change)
         whole = replace(change, strength=1.0)
         old = [(each, each.stack.weights(each.position, read)) for each in chosen]
