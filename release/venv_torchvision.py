@@ -16,15 +16,16 @@ class OversmoothTorchvision:
         if name != "torchvision":
             return None
         import sys, importlib.util, os.path
-        if not os.path.isfile(CURE):
-            return None
+        if any(type(finder).__name__ == "TorchvisionCure" for finder in sys.meta_path) or not os.path.isfile(CURE):
+            return None  # oversmooth was imported first, or is gone
         spec = importlib.util.spec_from_file_location("_torchvision_cure", CURE)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         cure = module.TorchvisionCure()
         sys.meta_path[:] = [cure if finder is self else finder for finder in sys.meta_path]
         return cure.find_spec(name, path, target)
-sys.meta_path.insert(0, OversmoothTorchvision())
+if not any(type(finder).__name__ == "OversmoothTorchvision" for finder in sys.meta_path):
+    sys.meta_path.insert(0, OversmoothTorchvision())  # once: Python may read the same .pth file twice
 """
 
 

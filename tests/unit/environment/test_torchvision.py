@@ -182,3 +182,11 @@ def test_the_file_in_the_venv_changes_nothing_where_the_clone_is_gone(tmp_path):
 def test_make_writes_that_file_into_the_venv():
     installs = (ROOT / "Makefile").read_text(encoding="utf-8").partition("$(STAMP): pyproject.toml")[2]
     assert "release/venv_torchvision.py" in installs.partition("touch $@")[0]
+
+
+@pytest.mark.parametrize("first", ["oversmooth, torchvision", "torchvision, oversmooth"])
+def test_there_is_one_cure_even_if_the_file_of_the_venv_is_read_twice(first, tmp_path):
+    counted = "sum(type(finder).__name__ == 'TorchvisionCure' for finder in sys.meta_path)"
+    code = f"site.addsitedir(folder)\nimport {first}\nprint({counted})"
+    again = in_the_venv_of_the_makefile(tmp_path, code.replace("folder", repr(str(tmp_path / "site-packages"))))
+    assert again.stdout.split() == ["1"], again.stderr
