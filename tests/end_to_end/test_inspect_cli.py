@@ -19,6 +19,7 @@ from oversmooth import cli
 from oversmooth.models.discovery import proof
 from oversmooth.models.families import ARCHITECTURES, REFUSED
 from oversmooth.results import Inspection, Verification
+from oversmooth.results.wording import weights_words
 from tests.contract.tiny_models import tiny_model
 from tests.real_models import albert, minilm
 
@@ -71,13 +72,14 @@ def test_inspect_prints_one_row_per_layer_with_the_librarys_numbers(oversmooth, 
     for layer in result.layers:
         (row,) = [line for line in lines if line.split()[:1] == [str(layer.layer)]]
         assert row.split()[1] == f"{layer.plain.rho_dc:.3f}"
-    assert "not a verdict" in out
+        assert row.split()[2] == f"{layer.null.rho_dc:.3f}"
 
 
-def test_inspect_counts_the_layers_that_tend_to_smooth(oversmooth, folder):
-    _, out, _ = oversmooth("inspect", folder)
-    smoothing = sum(layer.tendency > 0 for layer in osm.inspect(folder).layers)
-    assert f"{smoothing} of 3 layers are above 0" in " ".join(out.split())
+def test_the_last_line_says_what_the_value_maps_prefer(oversmooth, folder, tmp_path):
+    assert weights_words(osm.inspect(folder)) in " ".join(oversmooth("inspect", folder)[1].split())
+    assert oversmooth("edit", folder, "--sharpen", "--out", tmp_path / "sharp")[0] == 0
+    last = oversmooth("inspect", tmp_path / "sharp")[1].strip().splitlines()[-1]
+    assert last.startswith("All 3 value maps prefer sharpening (positivity -1.00 or below).")
 
 
 def test_json_is_the_only_thing_on_stdout_and_restores_the_result(oversmooth, folder):

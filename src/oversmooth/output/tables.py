@@ -19,6 +19,7 @@ from oversmooth.results import (
     LayerInspection,
     LengthCurves,
     Measurement,
+    Null,
     ReadBack,
     Row,
     Spectrum,
@@ -27,7 +28,15 @@ from oversmooth.results import (
 from oversmooth.results.base import format_cell, signed
 from oversmooth.results.changes import Ablation, EditCurve, Loss, Pruning, TaskLoss
 from oversmooth.results.prediction import Asymptotic, LayerPrediction, Prediction
-from oversmooth.results.wording import depth_words, dominating_words, how_made, how_much, stream_words, who_words
+from oversmooth.results.wording import (
+    depth_words,
+    dominating_words,
+    how_made,
+    how_much,
+    stream_words,
+    weights_words,
+    who_words,
+)
 
 # --- what was measured at every place, in as many tables as the terminal is wide enough for ---
 
@@ -85,9 +94,10 @@ def _table(cells: Cells, stack: str, names: list[str]) -> Table:
 PIPE_WIDTH = 160
 """Columns assumed where the output is not a terminal, so that a pipe or a file gets whole tables."""
 INSPECTION_COLUMNS = (
-    *("layer", "rho_dc", "at lambda", "Re(lambda)", "Re<0", "folded", "tendency", "norm weights", "asym", "|bias|"),
+    *("layer", "rho_dc", "chance", "excess", "positivity", "Re(lambda)", "folded", "norm weights"),
+    *("at lambda", "Re<0", "asym", "|bias|"),
 )
-WIDE_COLUMNS = 2
+WIDE_COLUMNS = 4
 """How many of the last columns need more than an 80-column terminal."""
 
 
@@ -135,7 +145,7 @@ def show_inspection(result: Inspection, *, heads: bool) -> None:
     table = new_table()
     if len(stack_names) > 1:
         table.add_column("stack")
-    shown = len(INSPECTION_COLUMNS) - (WIDE_COLUMNS if console.width < 92 else 0)
+    shown = len(INSPECTION_COLUMNS) - (WIDE_COLUMNS if console.width < 112 else 0)
     for name in INSPECTION_COLUMNS[:shown]:
         table.add_column(name, justify="right", no_wrap=True)
     for layer in result.layers:
@@ -156,22 +166,25 @@ def _inspection_cells(layer: LayerInspection) -> list[str]:
     index = str(layer.layer) if len(layer.passes) == 1 else f"{layer.layer} (x{len(layer.passes)})"
     plain = layer.plain
     if plain is None:
-        return [index, *["-"] * 9]
+        return [index, *["-"] * (len(INSPECTION_COLUMNS) - 1)]
     low = min((norm.smallest for norm in layer.norms if norm.role.startswith("attn")), default=None)
     high = max((norm.largest for norm in layer.norms if norm.role.startswith("attn")), default=None)
     negative = max((norm.negative_share for norm in layer.norms if norm.role.startswith("attn")), default=0.0)
     norms = (
         "-" if low is None or high is None else f"{low:.2f}..{high:.2f}" + (f" {negative:.0%}<0" if negative else "")
     )
+    null = layer.null or Null()
     return [
         index,
         f"{plain.rho_dc:.3f}",
-        _complex(plain),
+        "-" if null.rho_dc is None else f"{null.rho_dc:.3f}",
+        "-" if null.excess is None else signed(null.excess),
+        "-" if null.positivity is None else signed(null.positivity),
         f"{plain.min_real:.2f}..{plain.max_real:.2f}",
-        "-" if plain.negative_share is None else f"{plain.negative_share:.0%}",
         "-" if layer.folded is None else f"{layer.folded.rho_dc:.3f}",
-        "-" if layer.tendency is None else f"{layer.tendency:+.3f}",
         norms,
+        _complex(plain),
+        "-" if plain.negative_share is None else f"{plain.negative_share:.0%}",
         "-" if layer.asymmetry is None else f"{layer.asymmetry:.2f}",
         "-" if layer.bias_norm is None else f"{layer.bias_norm:.2f}",
     ]
@@ -183,17 +196,15 @@ def _complex(spectrum: Spectrum) -> str:
 
 
 def _legend(result: Inspection) -> str:
-    known = [layer for layer in result.layers if layer.tendency is not None]
-    smoothing = sum(1 for layer in known if layer.tendency is not None and layer.tendency > 0)
-    neither = sum(1 for layer in known if layer.tendency == 0)
-    at_zero = f", {neither} at 0, where it does neither" if neither else ""
-    folded = any(layer.folded for layer in result.layers)
-    which = "norm folded in, at unit token scale" if folded else "plain"
+    nulls = [layer.null for layer in result.layers if layer.null is not None]
+    excess = max((null.excess_spread for null in nulls if null.excess_spread is not None), default=None)
+    positivity = max((null.positivity_spread for null in nulls if null.positivity_spread is not None), default=None)
+    by_excess = "" if excess is None else f", by chance within ±{2 * excess:.2f}"
+    by_positivity = "" if positivity is None else f", by chance within ±{2 * positivity:.2f}"
     return (
-        f"tendency = log rho_dc ({which}): what attention that looks at all tokens equally would do; "
-        f"above 0 it smooths. {smoothing} of {len(known)} layers are above 0{at_zero}.\n"
-        "It is a tendency of the weights, not a verdict: real attention is not uniform, and biases, token scales and "
-        "the feed-forward act too."
+        "chance: rho_dc of maps of the same singular values in random directions. "
+        f"excess: log(rho_dc / chance){by_excess}. "
+        f"positivity: +1 only smooths, -1 only sharpens{by_positivity}.\n{weights_words(result)}"
     )
 
 

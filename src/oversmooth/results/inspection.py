@@ -68,6 +68,29 @@ class NormFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Null:
+    """What chance gives: `H = W_V W_O` next to maps of the same singular values and random orientation.
+
+    These numbers say what the weights prefer. They do not predict what one pass does to features.
+    """
+
+    rho_dc: float | None = None
+    """`rho_dc` that a random orientation gives."""
+    excess: float | None = None
+    """`log(rho_dc / rho_dc of the null)`: above its spread, weights prefer what tokens share; within it, nothing."""
+    excess_spread: float | None = None
+    """Standard deviation of `log rho_dc` under the null, or the known error of the closed form."""
+    how: str = ""
+    """closed form, or how many rotations were sampled."""
+    positivity: float | None = None
+    """`sum Re(lambda) / sum |lambda|`: -1 for a map that only sharpens, +1 for one that only smooths, 0 by chance."""
+    positivity_spread: float | None = None
+    """Its standard deviation under the null."""
+    why_no_excess: str = ""
+    why_no_positivity: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInspection:
     """What the weights of one layer say; every number is `None` when `unreadable` gives the reason."""
 
@@ -87,6 +110,8 @@ class LayerInspection:
     """`log rho_dc` of `folded`, or of `plain` where no norm is known: above 0, attention that looks at all tokens
     equally would smooth; at 0, where a direction that nothing is written to dominates, it would do neither. Real attention
     does not look equally: this is a tendency of the weights, not a verdict."""
+    null: Null | None = None
+    """What chance gives, for `plain`; `None` where the layer is unreadable."""
     asymmetry: float | None = None
     """`norm(H - H^T) / (2 norm(H))`: 0 for symmetric H (real eigenvalues), about 0.7 for unstructured H."""
     value_norm: float | None = None
@@ -114,6 +139,8 @@ class StackFacts:
     """Softmax-attention blocks analysed."""
     blocks_in_model: int
     """Blocks in the stack; larger than `blocks` for hybrids."""
+    is_causal: bool = False
+    """Whether tokens see only those before them."""
     form: str = ""
     """What its attention has beyond `A X W_V W_O`, and at which gain it was inspected; empty for plain attention."""
 
@@ -166,6 +193,11 @@ def _inspection_row(layer: LayerInspection) -> Row:
         }
     return row | {
         "tendency": layer.tendency,
+        "null_rho_dc": layer.null and layer.null.rho_dc,
+        "excess": layer.null and layer.null.excess,
+        "excess_spread": layer.null and layer.null.excess_spread,
+        "positivity": layer.null and layer.null.positivity,
+        "positivity_spread": layer.null and layer.null.positivity_spread,
         "asymmetry": layer.asymmetry,
         "value_norm": layer.value_norm,
         "bias_norm": layer.bias_norm,

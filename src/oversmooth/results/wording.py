@@ -477,7 +477,7 @@ def _survey() -> dict[str, Any]:
 def headline(analysis: Analysis) -> str:
     """One sentence: what was measured from embedding to output; of a model that was not run, what its weights tend to."""
     if analysis.measurement is None:
-        return _weights(analysis.inspection)
+        return weights_words(analysis.inspection)
     if not analysis.measurement.shown_attributions:
         return "No sequence could be measured."
     stream = analysis.measurement.stream
@@ -500,7 +500,7 @@ def summary(analysis: Analysis) -> str:
     if analysis.prediction is not None:
         parts.append(_predicted(analysis.prediction))
     elif analysis.measurement is not None:
-        parts.append(_weights(analysis.inspection))
+        parts.append(weights_words(analysis.inspection))
     return " ".join(part for part in parts if part)
 
 
@@ -517,11 +517,34 @@ def _predicted(prediction: Prediction) -> str:
     return lead + (seen if clear else "")
 
 
-def _weights(inspection: Inspection) -> str:
-    known = [layer.tendency for layer in inspection.layers if layer.tendency is not None]
-    smoothing, neither = sum(1 for tendency in known if tendency > 0), known.count(0)
-    rest = f", of {neither} to neither" if neither else ""
-    return f"The weights of {smoothing} of {len(known)} layers tend to smooth{rest}."
+CLEARLY = 3.0
+"""Standard deviations of the null from which on a positivity is no chance."""
+ONLY = 0.9
+"""From this positivity on, a map is said to do one thing only."""
+
+
+def weights_words(inspection: Inspection) -> str:
+    """What the value maps prefer beyond chance; a number of the weights never makes a headline."""
+    nulls = [layer.null for layer in inspection.layers if layer.null is not None and layer.null.positivity is not None]
+    if not nulls:
+        return "Positivity needs all eigenvalues, and only the extremes are known."
+    values = [null.positivity or 0.0 for null in nulls]
+    clear = [
+        value
+        for value, null in zip(values, nulls, strict=True)
+        if abs(value) > CLEARLY * (null.positivity_spread or 0.0)
+    ]
+    smooth, sharpen, count = sum(value > 0 for value in clear), sum(value < 0 for value in clear), len(values)
+    if max(values) <= -ONLY:
+        found = f"All {count} value maps prefer sharpening (positivity {signed(max(values))} or below)."
+    elif min(values) >= ONLY:
+        found = f"All {count} value maps prefer smoothing (positivity {signed(min(values))} or above)."
+    else:
+        rest = f", {count - len(clear)} neither" if count > len(clear) else ""
+        found = f"Of {count} value maps, {smooth} prefer smoothing, {sharpen} sharpening{rest}."
+    if any(stack.is_causal for stack in inspection.stacks):
+        return f"{found} In a causal model this promises nothing about features."
+    return f"{found} This does not predict what one pass does to features (oversmooth measure does)."
 
 
 def colour_of(direction: str | None, change: float) -> str:

@@ -25,6 +25,7 @@ from oversmooth.results import (
     guarded,
     no_progress,
 )
+from oversmooth.spectra.null import null_of
 from oversmooth.spectra.spectrum import DENSE_UP_TO, DENSE_WITHOUT_ASKING, head_spectra, spectrum
 from oversmooth.spectra.value_map import ValueMap, bias_norm, folded_map, plain_map, value_norm_and_asymmetry
 
@@ -161,12 +162,13 @@ def _inspect_layer(
 ) -> LayerInspection:
     block = stack.names.blocks[position]
     place: dict[str, Any] = {"stack": stack.label, "layer": block.index, "passes": stack.passes[position]}
-    broken = _not_finite(stack, position, weights)
+    broken = _beyond_computing(stack, position, weights, dtype)
     if broken:
         return LayerInspection(**place, unreadable=broken, folding="")
     value_map = plain_map(weights, dtype)
     plain = asked.spectrum(value_map)
     norm, asymmetry = (None, None) if asked.extremes else value_norm_and_asymmetry(value_map)
+    null = null_of(value_map, plain, seed=block.index, is_rim_only=asked.extremes)
     found = folded_map(weights, dtype, value_map)
     del value_map  # the largest thing in memory
     folded, folding = None, "no norm is known for this layer"
@@ -190,6 +192,7 @@ def _inspect_layer(
         folded=folded,
         folding=folding,
         tendency=_tendency(rho),
+        null=null,
         asymmetry=asymmetry,
         value_norm=norm,
         bias_norm=bias_norm(weights, dtype),
@@ -199,8 +202,9 @@ def _inspect_layer(
     )
 
 
-def _not_finite(stack: Stack, position: int, weights: AttentionWeights) -> str | None:
-    """Which tensor of the block holds NaN or infinity, in words."""
+def _beyond_computing(stack: Stack, position: int, weights: AttentionWeights, dtype: torch.dtype) -> str | None:
+    """Which tensor of the block holds NaN, infinity, or numbers whose fourth power overflows, in words."""
+    largest = torch.finfo(dtype).max ** 0.25  # norms square what a product of two weights holds
     block = stack.names.blocks[position]
     tensors = {block.value.weight: weights.w_v, block.output.weight: weights.w_o}
     if block.latent is not None and weights.latent is not None:
@@ -210,9 +214,12 @@ def _not_finite(stack: Stack, position: int, weights: AttentionWeights) -> str |
     tensors |= {name: tensor for name, tensor in optional.items() if name and tensor is not None}
     for name, tensor in tensors.items():
         known = tensor if tensor.dtype.itemsize > 1 else tensor.float()  # float8 has no order of its own
-        if not torch.isfinite(torch.stack(torch.aminmax(known))).all():  # both are NaN where one number is
-            bad = int((~torch.isfinite(known)).sum())
-            return f"{name} holds {bad} values that are NaN or infinite"
+        bound = min(largest, torch.finfo(known.dtype).max)
+        if not bool((torch.stack(torch.aminmax(known)).abs() <= bound).all()):  # both are NaN where one number is
+            broken = known[~(known.abs() <= bound)]
+            if bad := int((~torch.isfinite(broken)).sum()):
+                return f"{name} holds {bad} values that are NaN or infinite"
+            return f"{name} holds {len(broken)} values beyond {largest:.0e}, whose products overflow"
     return None
 
 
@@ -248,6 +255,7 @@ def _stack_facts(stack: Stack, weights: AttentionWeights) -> StackFacts:
         norm=stack.arch.norm,
         blocks=len(stack.names.blocks),
         blocks_in_model=stack.names.blocks_in_model,
+        is_causal=stack.arch.is_causal,
         form=_form(weights),
     )
 
