@@ -128,7 +128,7 @@ def test_every_command_of_a_page_is_understood_by_the_command_line(page):
             parsed(arguments)
 
 
-@pytest.mark.parametrize("words", ["inspect --no-such-option", "inspekt", "edit model", "measure --max-samples many"])
+@pytest.mark.parametrize("words", ["inspect --no-such-option", "inspekt", "prune model", "measure --max-samples many"])
 def test_a_command_that_the_command_line_does_not_know_is_found(words):
     with pytest.raises(UsageError):
         parsed(next(commands(f"$ oversmooth {words}   # a comment")))
