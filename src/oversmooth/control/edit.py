@@ -36,7 +36,7 @@ from oversmooth.errors import (
     CannotControl,
     Conflict,
     HeadsUnknown,
-    NothingChosen,
+    MissingValue,
     NotSupported,
     reason_of,
 )
@@ -358,7 +358,7 @@ class Change:
         if self.form is not None and self.scale is not None:
             raise Conflict(["interval", "scale_h"])
         if self.form is None and self.scale is None and not self.flips_norms:
-            raise NothingChosen(["interval", "scale_h", "flip_norm_signs"])
+            raise MissingValue("interval, scale_h or flip_norm_signs")
 
     @property
     def words(self) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from oversmooth.data.options import DataOptions
-from oversmooth.errors import BrokenFile, UnknownPreprocessing, WrongBatch, first_line
+from oversmooth.errors import BrokenFile, MissingValue, WrongBatch, first_line
 from oversmooth.models.inputs import AUDIO, image_shape
 from oversmooth.models.source import Source
 
@@ -135,7 +135,11 @@ def _with_choices(own: _Own, reading: DataOptions, channels: int, is_generated: 
     warnings: tuple[str, ...] = ()
     if mean is None or std is None:
         if not is_generated:
-            raise UnknownPreprocessing(own.name)
+            raise MissingValue(
+                f"The mean and standard deviation of the pixels that {own.name} was trained with",
+                "Its files do not name them, and wrong ones change every result. Pass --mean and --std, for example "
+                "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 (those of ImageNet), or 0.5 and 0.5.",
+            )
         mean, std = HALF[0][:channels], HALF[1][:channels]
         warnings = (
             "Nothing says which pixel statistics the model was trained with: generated pictures are given with mean and "

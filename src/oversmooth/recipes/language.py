@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from oversmooth.environment.files import make_folder, write_text_whole
-from oversmooth.errors import BadValue, NotDivisible, OddNumber, UnreadableData
+from oversmooth.errors import BadValue, UnreadableData
 from oversmooth.models.live import register_own_models
 from oversmooth.recipes.corpus import Corpus, CorpusSettings, prepare_corpus
 from oversmooth.recipes.cramming import (
@@ -89,9 +89,9 @@ class LanguageModel(RecipeSection):
     @model_validator(mode="after")
     def _sizes_divide(self) -> "LanguageModel":
         if self.width % self.heads:
-            raise NotDivisible("model.width", self.width, "model.heads", self.heads)
+            raise BadValue("model.width", self.width, f"divisible by model.heads ({self.heads})")
         if self.feed_forward % 2:
-            raise OddNumber("model.feed_forward", self.feed_forward, "its gate takes one half")
+            raise BadValue("model.feed_forward", self.feed_forward, "even, because its gate takes one half")
         require_possible(self.layers, self.width, self.feed_forward)
         return self
 
@@ -120,7 +120,7 @@ class LanguageTraining(RecipeSection):
     @model_validator(mode="after")
     def _quantum_divides(self) -> "LanguageTraining":
         if self.ramp and self.batch % self.ramp_quantum:
-            raise NotDivisible("training.batch", self.batch, "training.ramp_quantum", self.ramp_quantum)
+            raise BadValue("training.batch", self.batch, f"divisible by training.ramp_quantum ({self.ramp_quantum})")
         return self
 
 
@@ -251,7 +251,7 @@ def _require_processes(recipe: LanguageRecipe) -> None:
     smallest = settings.ramp_quantum if settings.ramp else settings.batch
     if smallest % processes:
         key = "training.ramp_quantum" if settings.ramp else "training.batch"
-        raise NotDivisible(key, smallest, "the number of processes", processes)
+        raise BadValue(key, smallest, f"divisible by the number of processes ({processes})")
 
 
 def cache_folder() -> Path:

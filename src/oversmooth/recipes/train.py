@@ -31,7 +31,6 @@ from oversmooth.errors import (
     BadValue,
     CannotControl,
     CannotResume,
-    NotDivisible,
     NotWritable,
     OversmoothError,
     TrainingStopped,
@@ -212,10 +211,10 @@ def parts_of_a_batch(batch: int, processes: int, micro_batch: int) -> tuple[int,
     """Examples at once in every process, and how often they are accumulated."""
     share, rest = divmod(batch, processes)
     if rest:
-        raise NotDivisible("training.batch", batch, "the number of processes", processes)
+        raise BadValue("training.batch", batch, f"divisible by the number of processes ({processes})")
     micro = min(micro_batch or share, share)
     if share % micro:
-        raise NotDivisible("The batch of one process", share, "hardware.micro_batch", micro_batch)
+        raise BadValue("The batch of one process", share, f"divisible by hardware.micro_batch ({micro_batch})")
     return micro, share // micro
 
 

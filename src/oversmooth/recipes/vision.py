@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from PIL import Image
 from torch import Tensor, nn
 
-from oversmooth.errors import BadRecipe, BadValue, NotDivisible, OddNumber, UnreadableData
+from oversmooth.errors import BadRecipe, BadValue, UnreadableData
 from oversmooth.recipes.augment import (
     GRID_IMAGES,
     DrawSampler,
@@ -289,9 +289,9 @@ def _require_groups(recipe: VisionRecipe) -> None:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     at_once, _ = parts_of_a_batch(recipe.training.batch, processes, recipe.hardware.micro_batch)
     if group and at_once % group:
-        raise NotDivisible("The batch of one process", at_once, "augmentation.mix_group", group)
+        raise BadValue("The batch of one process", at_once, f"divisible by augmentation.mix_group ({group})")
     if not group and at_once % 2 and (recipe.augmentation.mixup or recipe.augmentation.cutmix):
-        raise OddNumber("The batch of one process", at_once, "images are mixed in pairs")
+        raise BadValue("The batch of one process", at_once, "even, because images are mixed in pairs")
 
 
 def steps_of(recipe: VisionRecipe, per_epoch: int) -> int:

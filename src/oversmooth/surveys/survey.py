@@ -14,7 +14,7 @@ from oversmooth.errors import (
     BadValue,
     Conflict,
     MissingDependency,
-    NothingChosen,
+    MissingValue,
     RemoteUnavailable,
     TargetNotFound,
     UnknownName,
@@ -48,7 +48,7 @@ def listed(
     """The targets, each once, in their order; `author`, `pipeline_tag` and `top` ask the hub instead of a list."""
     is_query = any(option is not None for option in (author, pipeline_tag, top))
     if given is None and not is_query:
-        raise NothingChosen(("a list", "--author", "--pipeline-tag", "--top"))
+        raise MissingValue("A list, --author, --pipeline-tag or --top")
     if given is not None and is_query:
         raise Conflict(("a list", "a query of the hub (--author, --pipeline-tag, --top)"))
     if given is None:

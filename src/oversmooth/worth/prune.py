@@ -30,7 +30,7 @@ from oversmooth.data.batches import Batch, run_checked
 from oversmooth.data.load import RunKeywords, opened
 from oversmooth.data.options import DataOptions
 from oversmooth.environment.files import folder_whole, require_free
-from oversmooth.errors import BadValue, CannotControl, Conflict, NothingChosen, UnknownName
+from oversmooth.errors import BadValue, CannotControl, Conflict, MissingValue, UnknownName
 from oversmooth.measurement.measure import measure
 from oversmooth.measurement.passes import Processed
 from oversmooth.measurement.steps import BLOCK
@@ -190,7 +190,7 @@ def _require_choice(blocks: object, budget: float | None, by: str) -> None:
     if blocks is not None and budget is not None:
         raise Conflict(["blocks", "budget"])
     if blocks is None and budget is None:
-        raise NothingChosen(["blocks", "budget"])
+        raise MissingValue("blocks or budget")
     if budget is not None and not 0 < budget < 1:
         raise BadValue("budget", budget, "a share of the blocks between 0 and 1")
     if by not in BY:
