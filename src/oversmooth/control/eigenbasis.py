@@ -33,7 +33,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oversmooth.errors import BadValue, CannotControl, IllConditioned
-from oversmooth.models.canonical import epsilon_of, token_scales
+from oversmooth.models.canonical import AttentionWeights, epsilon_of, token_scales
 from oversmooth.models.declaration import NormKind, norm_offset
 
 # --- eigenvalues of the map that acts: the token scale of a pre-norm layer ---
@@ -145,6 +145,10 @@ class Heads:
     n_heads: int
     n_kv: int
     d_head: int
+
+    @classmethod
+    def of(cls, weights: AttentionWeights) -> "Heads":
+        return cls(d_model=weights.d_model, n_heads=weights.n_heads, n_kv=weights.n_kv, d_head=weights.d_head)
 
     def require_one_basis(self) -> None:
         """Raises where there are more value directions than heads could own parts of."""
