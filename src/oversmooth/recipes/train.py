@@ -87,6 +87,11 @@ class FinishedRun:
     analysis: Analysis | None
 
 
+def process_count() -> int:
+    """How many processes train together; before torch.distributed is set up."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def is_first_process() -> bool:
     """Whether this is the process that writes; before torch.distributed is set up."""
     return os.environ.get("RANK", "0") == "0"
@@ -171,9 +176,8 @@ def _training_arguments(job: Job, request: RunRequest) -> Any:
     with without_kernel_hint():
         from transformers import TrainingArguments
 
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
     hardware, rhythm, has_gpu = job.recipe.hardware, job.rhythm, torch.cuda.is_available()
-    micro, parts = parts_of_a_batch(job.batch, processes, hardware.micro_batch)
+    micro, parts = parts_of_a_batch(job.batch, process_count(), hardware.micro_batch)
     ours: dict[str, Any] = {
         "output_dir": str(request.out / "checkpoints"),
         "max_steps": job.steps,

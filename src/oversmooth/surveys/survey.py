@@ -216,14 +216,10 @@ def survey(
         table = SurveyTable.at(folder, options)
         if retry_failed:
             table.forget("failed")
-        run = _Run(table, options, _engine(engine, workers, address), workers, requests_per_second, progress)
-        return run.everything(wanted)
-
-
-def _engine(name: str, workers: int, address: str | None) -> Engine:
-    if name == "ray":
-        return RayEngine(address)
-    return serial if name == "serial" or (name == "auto" and workers == 1) else processes
+        if engine == "auto":
+            engine = "serial" if workers == 1 else "process"
+        engines: dict[str, Engine] = {"serial": serial, "process": processes, "ray": RayEngine(address)}
+        return _Run(table, options, engines[engine], workers, requests_per_second, progress).everything(wanted)
 
 
 @dataclass
@@ -320,9 +316,8 @@ class _Run:
             self._write()
 
     def _count(self, **more: int) -> None:
-        self.counts = replace(
-            self.counts, **{name: getattr(self.counts, name) + number for name, number in more.items()}
-        )
+        sums = {name: getattr(self.counts, name) + number for name, number in more.items()}
+        self.counts = replace(self.counts, **sums)
 
     def _write(self) -> None:
         with self._lock:
