@@ -166,11 +166,11 @@ def test_finished_runs_are_kept_and_another_encoder_is_refused(everything, encod
     [
         (("{encoder}", "--tasks", "bolq"), ("Unknown task 'bolq'", "Close: boolq")),
         (("{encoder}", "--seeds", "a"), ("--seeds must be a comma-separated list of whole numbers", "'a'")),
-        (("{encoder}", "--seeds", "1,1"), ("The seed 1 is given more than once",)),
+        (("{encoder}", "--seeds", "1,1"), ("--seeds must be seeds that are all different; got [1, 1]",)),
         (("{encoder}", "--setting", "squad"), ("Unknown setting 'squad'", "superglue, glue")),
         (("{encoder}", "--data", "{encoder}"), ("a folder BoolQ with train.jsonl",)),
         (("/nowhere",), ("Nothing was found at '/nowhere'",)),
-        (("{bare}",), ("cannot be fine-tuned", "a tokenizer beside the weights")),
+        (("{bare}",), ("Fine-tuning is not supported for", "a tokenizer beside the weights")),
     ],
 )
 def test_a_wrong_word_ends_in_one_message_and_no_folder(encoder, tmp_path, words, parts):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import oversmooth as osm
-from oversmooth.errors import NothingChosen
+from oversmooth.errors import MissingValue
 from tests.command_line import oversmooth
 from tests.contract.tiny_models import tiny_model
 
@@ -193,5 +193,5 @@ def test_an_analysis_of_another_model_is_refused(folders, batches, tmp_path):
 
 
 def test_a_gate_without_rules_is_refused(folders):
-    with pytest.raises(NothingChosen):
+    with pytest.raises(MissingValue, match="rules or against"):
         osm.gate(folders / "good")

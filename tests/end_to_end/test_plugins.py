@@ -68,7 +68,11 @@ BROKEN = {
         "from oversmooth.models.families import BERT as MINE",
         "must be a family of model types that are not declared yet; got 'bert'",
     ),
-    "wears": ({"interventions": "hat = wears:Hat"}, "class Hat: pass", "a class derived from oversmooth.control.rules"),
+    "wears": (
+        {"interventions": "hat = wears:Hat"},
+        "class Hat: pass",
+        "a class derived from oversmooth.control.interventions.Rule",
+    ),
 }
 
 

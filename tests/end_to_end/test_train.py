@@ -468,7 +468,7 @@ def test_another_run_is_neither_overwritten_nor_resumed(sharpened, tmp_path):
         (("digits", "--data", "/nowhere/at/all"), ("'/nowhere/at/all' cannot be used", "found nothing")),
         (
             ("digits", "--set", "hardware.micro_batch=7"),
-            ("The batch of one process (32) must be divisible by hardware.micro_batch (7)",),
+            ("The batch of one process must be divisible by hardware.micro_batch (7); got 32",),
         ),
     ],
 )

@@ -11,18 +11,10 @@ from oversmooth.errors import BadValue, OversmoothError, first_line, whole_messa
 from oversmooth.models.open import require_target
 
 EXAMPLES = {
-    "BadValue": (("every", 0, "at least 1"), ("every must be at least 1", "got 0")),
+    "BadValue": (("every", 0, "at least 1", "Give 1."), ("every must be at least 1; got 0.", "Give 1.")),
     "BadConfig": (("n_head", "a whole number", "'x'"), ("'n_head' of the config must be a whole number", "got 'x'")),
     "MissingValue": (("data.classes",), ("data.classes must be given",)),
     "Conflict": ((["interval", "scale_h"],), ("Give only one of interval, scale_h.",)),
-    "NothingChosen": ((["interval", "scale_h"],), ("Give one of interval, scale_h.",)),
-    "GivenTwice": (("The metric", "cosine"), ("The metric 'cosine' is given more than once",)),
-    "NameTaken": (("metric", "cosine"), ("already a built-in metric called 'cosine'", "another name")),
-    "NotDivisible": (
-        ("model.width", 64, "model.heads", 5),
-        ("model.width (64) must be divisible by model.heads (5).",),
-    ),
-    "OddNumber": (("training.batch", 95, "images are mixed in pairs"), ("training.batch (95) must be even: images",)),
     "NotSupported": (
         ("--data", "for audio models", "they are fed noise", "Leave it out."),
         ("--data is not supported for audio models: they are fed noise.", "Leave it out."),
@@ -32,9 +24,6 @@ EXAMPLES = {
         ("A cluster of Ray at 'x:1' cannot be used: nobody answered.", "--engine process"),
     ),
     "DeviceUnavailable": (("cuda", "no driver"), ("The device 'cuda' cannot be used: no driver.", "such as cpu")),
-    "WrongShape": (("keep", "(2, 3)", (3, 2)), ("The shape of keep must be (2, 3); got (3, 2)",)),
-    "TooFewTokens": ((3, 1), ("Sequence 3 keeps 1 token(s)", "at least 2", "Leave such sequences out")),
-    "NotAGrid": ((5, "high_frequency"), ("high_frequency needs a square number", "got 5", "prefix tokens dropped")),
     "MissingDependency": (
         ("timm", "timm", "running it"),
         ("running it needs", "'timm'", "pip install 'oversmooth[timm]'"),
@@ -101,7 +90,7 @@ EXAMPLES = {
     ),
     "NotDiscovered": (
         ("m", "it does not run", "Give inputs."),
-        ("The value path of m was to be found by running it, but it does not run.", "Give inputs."),
+        ("Could not discover the value path of m: it does not run.", "Give inputs."),
     ),
     "RefusedArchitecture": (
         ("m", "it has no softmax"),
@@ -124,10 +113,6 @@ EXAMPLES = {
         (30, 100, 0.2),
         ("does not know 30 of 100 tokens (30%; at most 20%", "--ids FILE", "--allow-unknown"),
     ),
-    "UnknownPreprocessing": (
-        ("timm's ViT",),
-        ("Nothing says which mean", "timm's ViT was trained with", "--mean 0.485,0.456,0.406 --std"),
-    ),
     "NotLive": (
         ("m", "verify", "no config"),
         ("`verify` has to run", "'m' cannot be run: no config", "oversmooth inspect m"),
@@ -146,7 +131,6 @@ EXAMPLES = {
         ("layer 3", "rows that sum to 0.5", "Use eager attention."),
         ("attention probabilities of layer 3", "found rows that sum to 0.5", "Use eager attention."),
     ),
-    "TooManyValueDirections": ((2, 20, 32), ("2 value heads of size 20", "40 directions", "width 32", "Leave it out")),
     "IllConditioned": ((1e9, 1e6), ("is 1e+09", "above 1e+06", "max_condition=100")),
     "CannotControl": (
         ("sharpen", "layer 2", "it has a bias", "Use smooth."),
@@ -171,10 +155,6 @@ EXAMPLES = {
     "TrainingStopped": (
         (7, "the disk is full", 5),
         ("stopped after step 7", "the disk is full", "checkpoint of step 5 is complete", "--resume after fixing that"),
-    ),
-    "UnusableEncoder": (
-        ("m", "a tokenizer", "none"),
-        ("'m' cannot be fine-tuned", "expected a tokenizer", "found none", "Give the folder"),
     ),
 }
 """Class name to arguments and to pieces that its text must have."""

@@ -83,14 +83,18 @@ class ClaimContext:
     """What every variant came to at every rate on held-out training data: `validation_accuracy` or `validation_loss`."""
     train_all: Callable[[Sequence[PlannedRun], Path, Progress], None] = train_all
     stage: Stage = lambda name: no_progress
-    _contents: dict[str, str] = field(default_factory=dict)
+    _first_with: dict[str, str] = field(default_factory=dict)
+    """The first target that was opened with some weights, by their hash."""
     _analyses: dict[str, Analysis] = field(default_factory=dict)
     _live: dict[str, tuple[SurveyedModel | None, str]] = field(default_factory=dict)
     _trained: dict[PlannedRun, Trained] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.targets = tuple(dict.fromkeys(self.targets))
-        self.names = short_names(self.targets)
+        short = {target: "/".join([part for part in target.split("/") if part][-2:]) for target in self.targets}
+        uses = Counter(short.values())
+        self.names = {target: name if uses[name] == 1 else target for target, name in short.items()}
+        """The last two parts of each path or hub id; all of them where two would have the same."""
 
     def surveyed(self) -> list[tuple[str, Analysis]]:
         """Every usable pretrained model by a short name, analysed once."""
@@ -108,16 +112,13 @@ class ClaimContext:
 
     def _opened(self, target: str) -> tuple[SurveyedModel | None, str]:
         if target not in self._live:
-            first = next((each for each in self._live if self._content(each) == self._content(target)), None)
-            self._live[target] = (None, f"it has the weights of {self.names[first]}") if first else _open(target)
-        return self._live[target]
-
-    def _content(self, target: str) -> str:
-        """Equal for equal weights, whatever their place; the target itself where that cannot be told."""
-        if target not in self._contents:
             source = open_source(target)
-            self._contents[target] = content_of(source, source.stacks(), Options()) or target
-        return self._contents[target]
+            # Equal for equal weights, whatever their place; the target itself where that cannot be told.
+            content = content_of(source, source.stacks(), Options()) or target
+            first = self._first_with.setdefault(content, target)
+            is_copy = first != target
+            self._live[target] = (None, f"it has the weights of {self.names[first]}") if is_copy else _open(target)
+        return self._live[target]
 
     def _analysed(self, target: str) -> Analysis:
         if target not in self._analyses:
@@ -182,9 +183,12 @@ class ClaimContext:
     def scores(self, planned: PlannedRun) -> Mapping[str, float]:
         """What the run came to, without the analysis of its model."""
         self.train([planned])
+        return self._manifest(planned).results
+
+    def _manifest(self, planned: PlannedRun) -> Manifest:
         manifest = read_manifest(self.out / planned.folder)
         assert manifest is not None, "a finished run has one"
-        return manifest.results
+        return manifest
 
     def trained(self, planned: PlannedRun) -> Trained:
         """The run, from the disk where it is there; read once, because several claims look at it."""
@@ -195,8 +199,7 @@ class ClaimContext:
 
     def _read(self, planned: PlannedRun) -> Trained:
         folder = self.out / planned.folder
-        manifest, run = read_manifest(folder), read_run_folder(folder)
-        assert manifest is not None, "a finished run has one"
+        run = read_run_folder(folder)
         if run.analysis is None or run.analysis.measurement is None or run.analysis.prediction is None:
             expected = "a finished run with the whole analysis of its model"
             raise BrokenFile(str(folder), expected, "none", "Remove that run: it is trained again.")
@@ -205,6 +208,7 @@ class ClaimContext:
             for point in run.points
             if "epoch" in point and any(name.startswith("eval_") for name in point)
         }
+        manifest = self._manifest(planned)
         return Trained(folder=planned.folder, manifest=manifest, analysis=run.analysis, evaluations=evaluations)
 
 
@@ -223,13 +227,6 @@ def _open(target: str) -> tuple[SurveyedModel | None, str]:
     if facts.text is not None and facts.text.unknown_share >= MOST_UNKNOWN:
         return None, f"its tokenizer does not know {facts.text.unknown_share:.0%} of the tokens of our texts"
     return SurveyedModel(live=live, batches=batches), ""
-
-
-def short_names(targets: Sequence[str]) -> dict[str, str]:
-    """The last two parts of each path or hub id; all of them where two would have the same."""
-    found = {target: "/".join([part for part in target.split("/") if part][-2:]) for target in targets}
-    shown = list(found.values())
-    return {target: name if shown.count(name) == 1 else target for target, name in found.items()}
 
 
 # --- the learning rate of every variant ---
@@ -257,11 +254,10 @@ def chosen_rates(materials: ClaimContext, tuned: Mapping[Experiment, Sequence[st
     planned = {tuning: rate_runs(tuning, variants, materials.is_quick) for tuning, variants in tuned.items()}
     materials.train([run for runs in planned.values() for run in runs.values()])
     materials.validation = []
-    rates = {tuning: _chosen(materials, tuning, runs) for tuning, runs in planned.items()}
+    rates: dict[Experiment, dict[str, float | None]]
+    rates = {tuning: {**_chosen(materials, tuning, runs)} for tuning, runs in planned.items()}
     if materials.is_quick:
-        return {
-            each.name: {variant: rates[each].get(variant) for variant in variants} for each, variants in tuned.items()
-        }
+        rates = {each: {variant: rates[each].get(variant) for variant in tuned[each]} for each in tuned}
     return {tuning.name: chosen for tuning, chosen in rates.items()}
 
 
@@ -275,13 +271,13 @@ def _chosen(
         {"chosen_by": tuning.name, "variant": variant, "rate": rate, f"validation_{tuning.score}": round(score, 6)}
         for (variant, rate), score in found.items()
     ]
-    by_variant: dict[str, dict[float, float]] = {}
-    for (variant, rate), score in found.items():
-        by_variant.setdefault(variant, {})[rate] = score
-    tries = Counter(variant for variant, _ in runs)
-    return {
-        variant: best_rate(tried, tuning.score) for variant, tried in by_variant.items() if len(tried) == tries[variant]
-    }
+    chosen = {}
+    for variant in dict.fromkeys(variant for variant, _ in runs):
+        rates = [rate for of, rate in runs if of == variant]
+        tried = {rate: found[variant, rate] for rate in rates if (variant, rate) in found}
+        if len(tried) == len(rates):
+            chosen[variant] = best_rate(tried, tuning.score)
+    return chosen
 
 
 def best_rate(scores: Mapping[float, float], score: str) -> float:
@@ -346,8 +342,7 @@ def _finished_runs(out: Path) -> list[Path]:
     choosing = tuple(f"{tuning.name}-" for tuning in TUNINGS)
     runs = (path for path in (out / "runs").glob("*") if not path.name.startswith(choosing))
     folders = sorted(path for path in runs if (path / "model" / "config.json").is_file())
-    manifests = {folder: read_manifest(folder) for folder in folders}
-    return [folder for folder, manifest in manifests.items() if manifest is not None and manifest.finished]
+    return [folder for folder in folders if (manifest := read_manifest(folder)) is not None and manifest.finished]
 
 
 def _summary(kind: str, name: str, rows: list[Row]) -> Row:

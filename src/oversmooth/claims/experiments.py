@@ -174,14 +174,8 @@ TUNING = Experiment(
     is_folded=True,
     first_seed=0,
 )
-DEEP_TUNING = Experiment(
-    name="digits-12-layers-rates",
-    recipe="digits",
-    units=1,
-    overrides=(*_DEEP, _VALIDATED),
-    is_in_quick=False,
-    is_folded=True,
-    first_seed=0,
+DEEP_TUNING = replace(
+    TUNING, name="digits-12-layers-rates", overrides=(*_DEEP, _VALIDATED), quick=(), is_in_quick=False
 )
 DIGITS = Experiment(
     name="digits",
@@ -192,37 +186,13 @@ DIGITS = Experiment(
     is_folded=True,
     tuned_by=TUNING,
 )
-TENTH = Experiment(
-    name="digits-tenth",
-    recipe="digits",
-    units=FOLDS,
-    fraction=0.1,
-    overrides=(
-        "model.depth=6",
-        "training.epochs=100",
-        "watch.evaluate_every=100",
-        "watch.save_every=100",
-        "watch.monitor_every=100",
-    ),
-    is_in_quick=False,
-    is_folded=True,
-    tuned_by=TUNING,
+_HUNDRED = ("training.epochs=100", *(f"watch.{what}_every=100" for what in ("evaluate", "save", "monitor")))
+TENTH = replace(
+    DIGITS, name="digits-tenth", fraction=0.1, overrides=("model.depth=6", *_HUNDRED), quick=(), is_in_quick=False
 )
-DEEP = Experiment(
-    name="digits-12-layers",
-    recipe="digits",
-    units=FOLDS,
-    overrides=_DEEP,
-    quick=_BRIEF,
-    is_folded=True,
-    tuned_by=DEEP_TUNING,
-)
-POSITIVE = replace(
-    DEEP,
-    name="digits-12-layers-positive-norms",
-    overrides=(*DEEP.overrides, "variant.positive_norms=true"),
-    is_in_quick=False,
-)
+DEEP = replace(DIGITS, name="digits-12-layers", overrides=_DEEP, quick=_BRIEF, tuned_by=DEEP_TUNING)
+_POSITIVE_NORMS = (*_DEEP, "variant.positive_norms=true")
+POSITIVE = replace(DEEP, name="digits-12-layers-positive-norms", overrides=_POSITIVE_NORMS, is_in_quick=False)
 FOLDED = frozenset(each.name for each in (DIGITS, TENTH, DEEP, POSITIVE))
 """Settings whose units share training images: every image is for training in four folds of five."""
 
@@ -231,8 +201,7 @@ BUDGETS = (150, 300, 600)
 
 
 def _steps(steps: int) -> tuple[str, ...]:
-    watch = (f"watch.{name}={steps}" for name in ("monitor_every", "evaluate_every", "save_every"))
-    return (f"training.steps={steps}", *watch)
+    return (f"training.steps={steps}", *(f"watch.{what}_every={steps}" for what in ("monitor", "evaluate", "save")))
 
 
 TEXT_TUNING = Experiment(
@@ -246,8 +215,8 @@ TEXT_TUNING = Experiment(
 )
 
 
-def mini_bert(steps: int) -> Experiment:
-    return Experiment(
+MINI_BERT = tuple(
+    Experiment(
         name=f"mini-bert-{steps}",
         recipe="mini-bert",
         units=SEEDS if steps == BUDGETS[-1] else TREND_SEEDS,
@@ -256,9 +225,8 @@ def mini_bert(steps: int) -> Experiment:
         is_in_quick=steps == BUDGETS[-1],
         tuned_by=TEXT_TUNING,
     )
-
-
-MINI_BERT = tuple(mini_bert(steps) for steps in BUDGETS)
+    for steps in BUDGETS
+)
 """Three budgets: the trend says more than one of them, the last decides."""
 TUNINGS = (TUNING, DEEP_TUNING, TEXT_TUNING)
 

@@ -25,7 +25,7 @@ from oversmooth.claims.claim import (
     sign_flip_p,
 )
 from oversmooth.claims.context import ClaimContext, Row, weights_at_hand
-from oversmooth.claims.experiments import DEEP, MINI_BERT, POSITIVE, runs_of
+from oversmooth.claims.experiments import DEEP, MINI_BERT, POSITIVE, Experiment, PlannedRun, runs_of
 from oversmooth.claims.trained import training_numbers
 from oversmooth.data.batches import Batch, prepare, run_checked
 from oversmooth.measurement.metrics import cosine
@@ -64,10 +64,16 @@ def _analyses(materials: ClaimContext) -> Iterator[tuple[Row, Analysis]]:
     """Every pretrained model, and every model that was trained here without a constraint, analysed."""
     for name, analysis in materials.surveyed():
         yield {"model": name, "kind": "pretrained"}, analysis
-    for experiment in (each.for_scale(materials.is_quick) for each in TRAINED):
-        for planned in materials.there(runs_of(experiment, ("vanilla",), materials.rates)):
+    for experiment, there in _trained_here(materials):
+        for planned in there:
             name = f"{experiment.name} {planned.seed}"
             yield {"model": name, "kind": "trained"}, materials.trained(planned).analysis
+
+
+def _trained_here(materials: ClaimContext) -> Iterator[tuple[Experiment, list[PlannedRun]]]:
+    """The experiments of models without a constraint, and those of their runs that are there."""
+    for experiment in (each.for_scale(materials.is_quick) for each in TRAINED):
+        yield experiment, materials.there(runs_of(experiment, ("vanilla",), materials.rates))
 
 
 def _layers(row: Row, analysis: Analysis) -> Iterator[tuple[Row, list[LayerPrediction]]]:
@@ -82,9 +88,9 @@ def _layers(row: Row, analysis: Analysis) -> Iterator[tuple[Row, list[LayerPredi
 def missing_models(materials: ClaimContext) -> list[Row]:
     """Models that were to be trained here and are not there."""
     found = []
-    for experiment in (each.for_scale(materials.is_quick) for each in TRAINED):
-        there = {run.folder for run in materials.there(runs_of(experiment, ("vanilla",), materials.rates))}
-        found += [{"run": run.folder} for run in runs_of(experiment, ("vanilla",)) if run.folder not in there]
+    for experiment, there in _trained_here(materials):
+        folders = {run.folder for run in there}
+        found += [{"run": run.folder} for run in runs_of(experiment, ("vanilla",)) if run.folder not in folders]
     return found
 
 
@@ -260,11 +266,12 @@ def advantages(rows: Sequence[Row], rung: str = "rung_0") -> dict[str, float]:
 
 def correlations(rows: Sequence[Row], rung: str = "rung_0") -> dict[str, float]:
     """Per model, the rank correlation of a rung with the measurement over layers."""
-    found = {
-        name: rank_correlation([row[rung] for row in known], [row["measured"] for row in known])
-        for name, known in by_model(_known(rows, rung)).items()
-    }
-    return {name: value for name, value in found.items() if value is not None}
+    found = {}
+    for name, known in by_model(_known(rows, rung)).items():
+        value = rank_correlation([row[rung] for row in known], [row["measured"] for row in known])
+        if value is not None:
+            found[name] = value
+    return found
 
 
 def _known(rows: Sequence[Row], rung: str) -> list[Row]:
@@ -274,9 +281,8 @@ def _known(rows: Sequence[Row], rung: str) -> list[Row]:
 def eigenvalue_tests(observed: Observations, compared: Sequence[Compared]) -> Tests:
     """Sign flips over models that have layers of both kinds."""
     values = list(advantages(_with_both_kinds(observed)).values())
-    if not values:
-        return {}
-    return {"confirmed": sign_flip_p(values), "refuted": sign_flip_p([-value for value in values])}
+    opposite = [-value for value in values]
+    return {"confirmed": sign_flip_p(values), "refuted": sign_flip_p(opposite)} if values else {}
 
 
 def judge_eigenvalue(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
@@ -286,9 +292,8 @@ def judge_eigenvalue(observed: Observations, compared: Sequence[Compared], tests
         reason = "no pretrained model with layers that smooth and layers that sharpen was at hand"
         return Verdict(judgement="undecided" if _pretrained(observed) else "not run", brief=reason, because=reason)
     average = mean(values)
-    ranks = list(correlations(_pretrained(observed)).values())
     rank = ""
-    if ranks:
+    if ranks := list(correlations(_pretrained(observed)).values()):
         rank = f"; rank correlation within the {len(ranks)} of at least three layers {mean(ranks):+.2f} on average"
     least = 2.0 ** -len(values)
     rank += f"; sign flips over {len(values)} models give p = {least:.2g} at best, before any correction"

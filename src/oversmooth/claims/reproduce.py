@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -129,13 +129,8 @@ def numbers_of(
     """Everything that was found and nothing that differs between two runs: the same code and seeds give the same bytes."""
     return {
         claim.name: {
-            "number": claim.number,
-            "written": claim.written,
-            "statement": claim.statement,
-            "protocol": claim.protocol,
-            "judgement": findings[claim.name].verdict.judgement,
-            "brief": findings[claim.name].verdict.brief,
-            "because": findings[claim.name].verdict.because,
+            **{name: getattr(claim, name) for name in ("number", "written", "statement", "protocol")},
+            **asdict(findings[claim.name].verdict),
             "compared": list(findings[claim.name].compared),
             "observed": {name: list(rows) for name, rows in observed[claim.name].items()},
         }
@@ -219,13 +214,12 @@ def _new_manifest(claims: tuple[Claim, ...], materials: ClaimContext, command: s
 
 def _facts(manifest: dict[str, Any]) -> dict[str, str]:
     """The line below the title."""
+    versions = (f"{name} {manifest['versions'].get(name, '-')}" for name in ("torch", "transformers", "timm"))
     return {
         "command": manifest["command"],
         "scale": manifest["scale"],
         "commit": (manifest["commit"] or "not from a clone")[:12],
-        "versions": ", ".join(
-            f"{name} {manifest['versions'].get(name, '-')}" for name in ("torch", "transformers", "timm")
-        ),
+        "versions": ", ".join(versions),
     }
 
 

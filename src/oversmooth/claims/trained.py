@@ -4,6 +4,7 @@ Each claim has one p-value for being confirmed and one for being refuted, put to
 says: the largest where all have to hold, the smallest times their number where one is enough.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -53,12 +54,8 @@ def compares(setting: str, metric: str, margin: float, *pairs: tuple[str, str], 
 
 def _recipes(names: tuple[str, ...], variants: tuple[str, ...], more: str = "") -> tuple[str, ...]:
     """Commands of the `full` scale."""
-    return tuple(
-        f"oversmooth train {name} --variant {variant} --seed {seed}{more}"
-        for name in names
-        for variant in variants
-        for seed in (0, 1, 2)
-    )
+    runs = itertools.product(names, variants, (0, 1, 2))
+    return tuple(f"oversmooth train {name} --variant {variant} --seed {seed}{more}" for name, variant, seed in runs)
 
 
 def training_numbers(materials: ClaimContext, needs: Sequence[tuple[Experiment, Sequence[str]]]) -> list[Row]:
@@ -291,33 +288,18 @@ def judge_vision(observed: Observations, compared: Sequence[Compared], tests: Te
     words = f"of {count} comparisons, clear by themselves: {_effects(clear) or 'none'}"
     brief = f"{len(clear)} of {count} comparisons clear by themselves"
     if clear:
-        brief += f": {_counted_outcomes(clear)}"
+        counts = Counter(f"{each.compare.of} {each.outcome}" for each in clear)
+        brief += f": {', '.join(f'{outcome} in {count}' for outcome, count in counts.items())}"
     return _decided(brief, words, compared, tests, is_equal=_is_equal_to_vanilla(primary))
 
 
-def _counted_outcomes(compared: Sequence[Compared]) -> str:
-    """How often each of our variants came out higher or lower."""
-    counts = Counter(f"{each.compare.of} {each.outcome}" for each in compared)
-    return ", ".join(f"{words} in {count}" for words, count in counts.items())
-
-
+EARLY_SPEED = "early speed, a statement of its own"
 CONTROL_COMPARISONS = tuple(
-    Compare(setting=DIGITS.name, metric=metric, of=of, against=against, margin=ACCURACY, is_primary=False, note=note)
+    compare
     for metric in ("accuracy", "early_accuracy")
-    for (of, against), note in CONTROLS.items()
-) + tuple(
-    Compare(
-        setting=DIGITS.name,
-        metric="early_accuracy",
-        of=of,
-        against=against,
-        margin=ACCURACY,
-        is_primary=False,
-        note="early speed, a statement of its own",
-    )
-    for of, against in BOTH
-)
-
+    for pair, note in CONTROLS.items()
+    for compare in compares(DIGITS.name, metric, ACCURACY, pair, is_primary=False, note=note)
+) + compares(DIGITS.name, "early_accuracy", ACCURACY, *BOTH, is_primary=False, note=EARLY_SPEED)
 
 VISION = Claim(
     number=6,
@@ -374,14 +356,9 @@ def language_tests(observed: Observations, compared: Sequence[Compared]) -> Test
 def judge_language(observed: Observations, compared: Sequence[Compared], tests: Tests) -> Verdict:
     """Claim 7: masked-token loss at the largest budget; lower is better."""
     primary = _primary(compared)
-    pairs = _pairs([each for each in primary if each.compare.against == "vanilla"])
-    return _decided(
-        f"loss of {pairs or 'no pair with vanilla yet'}",
-        _effects(primary),
-        compared,
-        tests,
-        is_equal=_is_equal_to_vanilla(primary),
-    )
+    brief = _pairs([each for each in primary if each.compare.against == "vanilla"]) or "no pair with vanilla yet"
+    is_equal = _is_equal_to_vanilla(primary)
+    return _decided(f"loss of {brief}", _effects(primary), compared, tests, is_equal=is_equal)
 
 
 LANGUAGE = Claim(
@@ -423,11 +400,9 @@ BASELINE_RUNS: Needs = ((DIGITS, (*OURS, *BASELINES)),)
 
 
 def observe_baselines(materials: ClaimContext) -> Observations:
-    return {
-        "runs": training_numbers(materials, BASELINE_RUNS),
-        "chosen": [{"variant": chosen}] if (chosen := chosen_of_ours(materials)) else [],
-        "rates": materials.validation,
-    }
+    chosen = chosen_of_ours(materials)
+    runs = training_numbers(materials, BASELINE_RUNS)
+    return {"runs": runs, "chosen": [{"variant": chosen}] if chosen else [], "rates": materials.validation}
 
 
 def chosen_of_ours(materials: ClaimContext) -> str | None:
@@ -442,11 +417,6 @@ def chosen_of_ours(materials: ClaimContext) -> str | None:
 def _chosen(observed: Observations) -> str | None:
     """Sharpen or smooth, as validation images chose; none where they could not."""
     return next((row["variant"] for row in observed.get("chosen", ())), None)
-
-
-def is_of_the_chosen(observed: Observations, compare: Compare) -> bool:
-    """Whether a comparison is of the variant that validation chose; no other decides."""
-    return compare.of == _chosen(observed)
 
 
 def baselines_tests(observed: Observations, compared: Sequence[Compared]) -> Tests:
@@ -494,7 +464,7 @@ AGAINST_BASELINES = Claim(
             note="if it is the variant that validation chose",
         )
     ),
-    decides_by=is_of_the_chosen,
+    decides_by=lambda observed, compare: compare.of == _chosen(observed),
     needs=BASELINE_RUNS,
 )
 

@@ -10,19 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from oversmooth.control.attention_calls import Interception
-from oversmooth.control.eigenbasis import full_precision
-from oversmooth.control.interventions import (
-    BranchScale,
-    ContraNorm,
-    FirstValues,
-    LayerFacts,
-    LayerNormScaling,
-    Rule,
-    UsesFirstValues,
-    all_rules,
-)
-from oversmooth.control.selection import RULE_PREFIX, Chosen, Layers, choose, heads_of, without_exact_place
+from oversmooth.control.attention_calls import FirstValues, Interception, LayerFacts, Rule
+from oversmooth.control.eigenbasis import Heads, full_precision
+from oversmooth.control.interventions import BranchScale, ContraNorm, LayerNormScaling, UsesFirstValues, all_rules
+from oversmooth.control.selection import RULE_PREFIX, Chosen, Layers, choose, without_exact_place
 from oversmooth.errors import CannotControl, UnknownName, user_code
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.open import open_source
@@ -42,7 +33,7 @@ class RuleHooks:
 
     def __init__(self, name: str, rule: Rule, each: Chosen, weights: AttentionWeights, store: ModuleStore):
         self.name, self.rule, self.words = name, rule, each.words
-        self.heads, self.rows = heads_of(weights), weights.value_rows
+        self.heads, self.rows = Heads.of(weights), weights.value_rows
         self.residual, self.token_axis = each.stack.arch.residual, each.stack.arch.token_axis
         self.value, self.output = store.owner(each.block.value.weight), store.owner(each.block.output.weight)
         self.is_torch = isinstance(self.value, nn.MultiheadAttention)
@@ -297,13 +288,13 @@ def apply(
     for each in chosen:
         weights = each.stack.weights(each.position, log.read)
         facts = LayerFacts(
-            heads=heads_of(weights),
+            heads=Heads.of(weights),
             kind=each.stack.arch.kind,
             depth=sum(len(passes) for passes in each.stack.passes),
             number=each.block.index + 1,
             is_first=each.position == 0,
             first=first[id(each.stack)],
-            first_heads=heads_of(each.stack.weights(0, log.read)) if issubclass(kind, UsesFirstValues) else None,
+            first_heads=Heads.of(each.stack.weights(0, log.read)) if issubclass(kind, UsesFirstValues) else None,
         )
         rule = _made(name, kind, facts, options, each.words)
         to = full_precision(weights.w_v.new_empty(0))

@@ -13,17 +13,18 @@ import inspect
 import math
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from oversmooth.errors import CannotControl
+from oversmooth.control.eigenbasis import Heads
+from oversmooth.errors import CannotControl, is_ours, user_code
 
 SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 MASKED_BELOW = torch.finfo(torch.float16).min / 2
@@ -98,36 +99,108 @@ def require_whole_sequences(intervention: str, visible: Visible) -> None:
         raise CannotControl(intervention, "this forward pass", reason, "Run whole sequences with use_cache=False.")
 
 
-@runtime_checkable
-class Changes(Protocol):
-    """What an intervention may do; each step is handed on unchanged by default."""
+# --- what every intervention is: a small module per layer that changes one step of attention or of the block ---
+
+
+class FirstValues:
+    """The values of a stack's first layer in the pass that is running."""
+
+    def __init__(self) -> None:
+        self.v: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"v": None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFacts:
+    """What a rule may need to know of the layer it is for."""
+
+    heads: Heads
+    kind: str = "text"
+    depth: int = 1
+    """How many layers run in the stack."""
+    number: int = 1
+    """Which block of the stack it is, counted from one."""
+    is_first: bool = False
+    first: FirstValues = field(default_factory=FirstValues)
+    first_heads: Heads | None = None
+    """Sizes of the stack's first layer, for rules that use its values."""
+
+
+STEPS = ("seen", "read", "values", "product", "probabilities", "mixed", "projected")
+"""What a rule can override."""
+
+
+def _named(rule: str, step: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(step)
+    def run(*given: Any, **named: Any) -> Any:
+        with user_code(f"The intervention {rule!r}", step):
+            return step(*given, **named)
+
+    return run
+
+
+class Rule(nn.Module):
+    """An intervention on one layer. Steps that it does not override are not even looked at."""
 
     title: ClassVar[str]
+    options: ClassVar[tuple[str, ...]] = ()
+    """What can be set."""
+
+    def __init__(self, facts: LayerFacts):
+        super().__init__()
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        """Errors in the steps of a rule that is not ours name the rule."""
+        super().__init_subclass__(**more)
+        for name in STEPS if not is_ours(cls) else ():
+            if name in vars(cls):
+                setattr(cls, name, _named(cls.__name__, vars(cls)[name]))
+
+    @classmethod
+    def refusal(cls, facts: LayerFacts) -> str | None:
+        """Why the rule means nothing for a layer of such sizes; `None` where it does."""
+        return None
+
+    def seen(self, visible: Visible) -> None:
+        """Which tokens see which, in the attention call that is running."""
 
     @property
-    def temperature(self) -> float: ...
+    def temperature(self) -> float:
+        """What the scores of attention are divided by."""
+        return 1.0
 
-    def seen(self, visible: Visible) -> None: ...
+    def read(self, x: Float[Tensor, "batch token d_model"]) -> None:
+        """What the values are made from."""
 
-    def read(self, x: Float[Tensor, "batch token d_model"]) -> None: ...
+    def values(self, v: Float[Tensor, "batch token kv d_head"]) -> Float[Tensor, "batch token kv d_head"]:
+        return v
 
-    def values(self, v: Float[Tensor, "batch token kv d_head"]) -> Tensor: ...
+    def product(self, product: AttentionProduct) -> Float[Tensor, "batch head query d_head"]:
+        return product.output
 
-    def product(self, product: AttentionProduct) -> Tensor: ...
+    def probabilities(
+        self, attention: Float[Tensor, "batch head query key"], visible: Visible
+    ) -> Float[Tensor, "batch head query key"]:
+        return attention
 
-    def probabilities(self, attention: Float[Tensor, "batch head query key"], visible: Visible) -> Tensor: ...
+    def mixed(self, o: Float[Tensor, "batch token head d_head"]) -> Float[Tensor, "batch token head d_head"]:
+        return o
 
-    def mixed(self, o: Float[Tensor, "batch token head d_head"]) -> Tensor: ...
+    def projected(self, y: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch token d_model"]:
+        return y
 
-    def projected(self, y: Float[Tensor, "batch token d_model"]) -> Tensor: ...
+
+# --- the calls ---
 
 
 class Interception(TorchFunctionMode):
     """Hands the attention call of one attention module to an intervention; other functions pass."""
 
-    def __init__(self, changes: Changes):
+    def __init__(self, rule: Rule):
         super().__init__()
-        self.changes = changes
+        self.rule = rule
         self.calls = 0
         self.is_paused = False
 
@@ -137,19 +210,19 @@ class Interception(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             self.calls += not _repeating.get()
-            return fused(self.changes, *args, **kwargs)
+            return fused(self.rule, *args, **kwargs)
         if func is F.multi_head_attention_forward:
             self.calls += 1
-            return multi_head(self.changes, *args, **kwargs)
+            return multi_head(self.rule, *args, **kwargs)
         found = func(*args, **kwargs)
         if func in SOFTMAX and args and args[0].ndim >= 3:
             self.calls += 1
-            return eager(self.changes, args[0], found)
+            return eager(self.rule, args[0], found)
         return found
 
 
 def fused(
-    changes: Changes,
+    rule: Rule,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -162,9 +235,9 @@ def fused(
 ) -> Tensor:
     """Fused attention, and what the intervention makes of it."""
     visible = visible_in(attn_mask, query.shape[-2], key.shape[-2], is_causal)
-    changes.seen(visible)
-    if changes.temperature != 1:
-        query, attn_mask = query / changes.temperature, _tempered_mask(attn_mask, changes.temperature)
+    rule.seen(visible)
+    if rule.temperature != 1:
+        query, attn_mask = query / rule.temperature, _tempered_mask(attn_mask, rule.temperature)
     heads = query.shape[1] if query.ndim == 4 else 1
     attend = partial(
         F.scaled_dot_product_attention,
@@ -180,7 +253,7 @@ def fused(
         visible=visible,
         again=partial(_again, attend, key, heads),
     )
-    return changes.product(product)
+    return rule.product(product)
 
 
 def _tempered_mask(mask: Tensor | None, temperature: float) -> Tensor | None:
@@ -203,19 +276,19 @@ def _per_head(x: Tensor, heads: int) -> Tensor:
     return x if x.ndim < 4 or x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def eager(changes: Changes, scores: Tensor, attention: Tensor) -> Tensor:
+def eager(rule: Rule, scores: Tensor, attention: Tensor) -> Tensor:
     """Probabilities that the model computed, and what the intervention makes of them."""
     shape = scores.shape
     flat = scores.reshape(-1, *shape[-3:]) if scores.ndim != 4 else scores
     visible = Visible(queries=shape[-2], keys=shape[-1], mask=flat > MASKED_BELOW)
-    changes.seen(visible)
-    return changes.probabilities(attention.reshape(flat.shape), visible).reshape(shape)
+    rule.seen(visible)
+    return rule.probabilities(attention.reshape(flat.shape), visible).reshape(shape)
 
 
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
-def multi_head(changes: Changes, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+def multi_head(rule: Rule, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """`F.multi_head_attention_forward` step by step, with the intervention between the steps."""
     bound = _MULTI_HEAD.bind(*args, **kwargs)
     bound.apply_defaults()
@@ -229,8 +302,8 @@ def multi_head(changes: Changes, *args: Any, **kwargs: Any) -> tuple[Tensor, Ten
         (F.linear(x, weight, bias)).unflatten(-1, (heads, -1)).transpose(0, 1)  # (batch, token, head, d_head)
         for x, weight, bias in zip(inputs, *_projections(call), strict=True)
     )
-    changes.read(inputs[2].transpose(0, 1))
-    v = changes.values(v)
+    rule.read(inputs[2].transpose(0, 1))
+    v = rule.values(v)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     mask = _additive_mask(call, q, k)
     attention = None
@@ -238,12 +311,12 @@ def multi_head(changes: Changes, *args: Any, **kwargs: Any) -> tuple[Tensor, Ten
     if call["need_weights"]:
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         scores = scores if mask is None else scores + mask
-        attention = eager(changes, scores, scores.softmax(-1))
+        attention = eager(rule, scores, scores.softmax(-1))
         output = F.dropout(attention, dropout) @ v
     else:
-        output = fused(changes, q, k, v, mask, dropout)
-    y = F.linear(changes.mixed(output.transpose(1, 2)).flatten(2), call["out_proj_weight"], call["out_proj_bias"])
-    y = changes.projected(y).transpose(0, 1)
+        output = fused(rule, q, k, v, mask, dropout)
+    y = F.linear(rule.mixed(output.transpose(1, 2)).flatten(2), call["out_proj_weight"], call["out_proj_bias"])
+    y = rule.projected(y).transpose(0, 1)
     if attention is not None and call["average_attn_weights"]:
         attention = attention.mean(1)
     return (y, attention) if is_batched else (y[:, 0], None if attention is None else attention[0])

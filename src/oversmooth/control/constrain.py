@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from oversmooth.control.eigenbasis import SCALES, Eigenbasis
+from oversmooth.control.eigenbasis import SCALES, Eigenbasis, Heads
 from oversmooth.control.parametrizations import (
     OutputWeight,
     ValueWeight,
@@ -33,7 +33,6 @@ from oversmooth.control.selection import (
     Chosen,
     Layers,
     choose,
-    heads_of,
     require_matrices,
     require_ordinary,
     require_plain,
@@ -213,7 +212,7 @@ def _refuse(model: nn.Module, store: ModuleStore, plan: list[tuple[Chosen, Atten
         for name, parameter in module.named_parameters(recurse=False):
             slots.setdefault(id(parameter), set()).add((id(module), name))
     for each, weights in plan:
-        heads_of(weights).require_one_basis()
+        Heads.of(weights).require_one_basis()
         if not (torch.isfinite(weights.w_v).all() and torch.isfinite(weights.w_o).all()):
             reason = "its value or output weights hold NaN or infinity"
             raise CannotControl("The eigenbasis", each.words, reason, "Load a complete checkpoint.")
@@ -234,10 +233,9 @@ def _refuse(model: nn.Module, store: ModuleStore, plan: list[tuple[Chosen, Atten
 def _eigenbasis(
     weights: AttentionWeights, form: EigenvalueForm, init: str, generator: torch.Generator | None
 ) -> Eigenbasis:
-    heads = heads_of(weights)
     if init == "fresh":
-        return fresh_eigenbasis(heads, form, weights.w_v, generator)
-    return kept_eigenbasis(heads, form, weights.w_v, weights.w_o)
+        return fresh_eigenbasis(Heads.of(weights), form, weights.w_v, generator)
+    return kept_eigenbasis(Heads.of(weights), form, weights.w_v, weights.w_o)
 
 
 def _install(each: Chosen, new: AttentionWeights, eigenbasis: Eigenbasis, store: ModuleStore) -> None:

@@ -23,10 +23,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oversmooth.control.constrain import layer_control
+from oversmooth.control.eigenbasis import Heads
 from oversmooth.control.parametrizations import SIGNED_NORMS, flipped_norm
 from oversmooth.control.projection import EigenvalueForm, kept_weights, with_constant_kept
 from oversmooth.control.readback import ChangedStore, original_changed, require_read_back
-from oversmooth.control.selection import Chosen, Layers, choose, heads_of, require_matrices, require_plain
+from oversmooth.control.selection import Chosen, Layers, choose, require_matrices, require_plain
 from oversmooth.environment.files import folder_whole, require_free
 from oversmooth.environment.markdown import plain_text
 from oversmooth.environment.versions import versions
@@ -36,7 +37,7 @@ from oversmooth.errors import (
     CannotControl,
     Conflict,
     HeadsUnknown,
-    NothingChosen,
+    MissingValue,
     NotSupported,
     reason_of,
 )
@@ -102,14 +103,13 @@ def _filled(found: Tensor, like: Tensor) -> Tensor:
 
 WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|onnx_data|ot|tflite)(\.index\.json)?$")
 """Files that hold weights, or say where they are; all others that are small are copied."""
+INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 OTHER_FORMATS = ("onnx", "openvino", "coreml", "original")
 """Folders that hold the same weights for other programs: they would not be those of the edited model."""
 PACKED_BLOCKS = (
     "a GGUF file holds packed blocks, which cannot take arbitrary numbers",
     "Edit the original checkpoint and convert it again.",
 )
-
-
 SIGNATURE = "oversmooth.json"
 """What was done to a checkpoint, in the checkpoint."""
 METADATA = "oversmooth"
@@ -200,10 +200,11 @@ def copy_checkpoint(checkpoint: Checkpoint, store: TensorStore, to: Path, done: 
         else:
             _convert(checkpoint.folder / file, to / as_safetensors(file), done)
     renamed = {name: as_safetensors(file) for name, file in where.items()}
-    index = _index_of(checkpoint.folder, len(files) > 1)
-    if index is not None:
-        body = json.loads((checkpoint.folder / index).read_text())
-        (to / as_safetensors(index)).write_text(json.dumps({**body, "weight_map": renamed}, indent=2) + "\n")
+    for index in INDEX_FILES if len(files) > 1 else ():
+        if (checkpoint.folder / index).is_file():
+            body = json.loads((checkpoint.folder / index).read_text())
+            (to / as_safetensors(index)).write_text(json.dumps({**body, "weight_map": renamed}, indent=2) + "\n")
+            break
     for file in renamed.values():
         (to / file).chmod(0o644)  # a checkpoint that is read-only is still one whose copy can be edited
     return Copied(EditableCopy(to, renamed), left_out)
@@ -227,13 +228,6 @@ def _opened(file: Path) -> Any:
         return file.open("rb")
     except OSError as error:
         raise BrokenFile(str(file), "a file that can be read", reason_of(error)) from error
-
-
-def _index_of(folder: Path, is_sharded: bool) -> str | None:
-    if not is_sharded:
-        return None
-    names = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-    return next((name for name in names if (folder / name).is_file()), None)
 
 
 def as_safetensors(file: str) -> str:
@@ -273,9 +267,10 @@ def copy_small_files(folder: Path, to: Path) -> tuple[str, ...]:
     inside = folder.resolve()
     allowed = inside.parent.parent if inside.parent.name == "snapshots" else inside
     for place, folders, files in os.walk(folder):
-        skipped = [name for name in folders if name.startswith(".") or name in OTHER_FORMATS]
         folders[:] = [
-            name for name in folders if name not in skipped and (Path(place) / name).resolve() != to.resolve()
+            name
+            for name in folders
+            if not name.startswith(".") and name not in OTHER_FORMATS and (Path(place) / name).resolve() != to.resolve()
         ]
         for name in sorted(name for name in folders if (Path(place) / name).is_symlink()):
             left_out.append((Path(place) / name).relative_to(folder).as_posix())  # linked folders are not gone into
@@ -358,7 +353,7 @@ class Change:
         if self.form is not None and self.scale is not None:
             raise Conflict(["interval", "scale_h"])
         if self.form is None and self.scale is None and not self.flips_norms:
-            raise NothingChosen(["interval", "scale_h", "flip_norm_signs"])
+            raise MissingValue("interval, scale_h or flip_norm_signs")
 
     @property
     def words(self) -> str:
@@ -440,15 +435,8 @@ def edit(
 
 
 def _sign(folder: Path, checkpoint: Checkpoint, source: Source, result: Control, words: str) -> None:
-    moves = [
-        {
-            "stack": layer.stack,
-            "layer": layer.layer,
-            "moved": layer.moved,
-            "norm_signs_changed": layer.norm_signs_changed,
-        }
-        for layer in result.layers
-    ]
+    names = ("stack", "layer", "moved", "norm_signs_changed")
+    moves = [{name: getattr(layer, name) for name in names} for layer in result.layers]
     assert result.read_back is not None, "an edit is read back before it is signed"
     original = {"name": Path(checkpoint.target).name, "sha256": hashes(checkpoint.folder, source.store)}
     facts = {"layers": moves, "read_back": asdict(result.read_back), "left_out": list(result.left_out)}
@@ -488,13 +476,12 @@ def require_possible(chosen: list[Chosen], read: Read, change: Change) -> None:
         weights = each.stack.weights(each.position, read)
         if change.form is not None:
             require_plain("An interval of eigenvalues", each, weights)
+            if not weights.heads_known:
+                raise HeadsUnknown(each.words, "each head owns a part of the eigenbasis")
+            Heads.of(weights).require_one_basis()
         if change.flips_norms and "gate" in weights.gains:
             reason = "its gates read the same norm, and would change with it"
             raise CannotControl("flip_norm_signs", each.words, reason, "Choose other layers.")
-        if change.form is not None and not weights.heads_known:
-            raise HeadsUnknown(each.words, "each head owns a part of the eigenbasis")
-        if change.form is not None:
-            heads_of(weights).require_one_basis()
         if change.flips_norms and not any(role in each.block.norms for role in SIGNED_NORMS):
             raise NotSupported("flip_norm_signs", f"for {each.words}", "its attention has no norm of its own")
 
@@ -523,19 +510,15 @@ def changed_tensors(
     is_transposed = each.stack.arch.stored == "in_out"
     rows = slice(None) if old.value_rows is None else old.value_rows
     if new is not old:
-        value = read(each.block.value.weight).clone()
-        (value.T if is_transposed else value)[rows] = (new.w_v.flatten(0, 1) / each.stack.arch.value_gain).to(
-            value.dtype
-        )
-        output = new.w_o.flatten(1)
-        stored = read(each.block.output.weight)
+        value, stored = read(each.block.value.weight).clone(), read(each.block.output.weight)
+        value_rows, output = value.T if is_transposed else value, new.w_o.flatten(1)
+        value_rows[rows] = (new.w_v.flatten(0, 1) / each.stack.arch.value_gain).to(value.dtype)
         found[each.block.value.weight] = value
         found[each.block.output.weight] = (output.T if is_transposed else output).to(stored.dtype)
         if each.block.value.bias and new.b_v is not None:
             bias = read(each.block.value.bias).clone()
-            bias[rows if bias.numel() == len(value.T if is_transposed else value) else slice(None)] = (
-                new.b_v.flatten().to(bias.dtype)
-            )
+            is_fused = bias.numel() == len(value_rows)  # otherwise it has one entry per value channel
+            bias[rows if is_fused else slice(None)] = new.b_v.flatten().to(bias.dtype)
             found[each.block.value.bias] = bias
         if each.block.output.bias and new.b_o is not None:
             found[each.block.output.bias] = new.b_o.to(read(each.block.output.bias).dtype)

@@ -32,8 +32,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from oversmooth.errors import BadValue, IllConditioned, TooManyValueDirections
-from oversmooth.models.canonical import epsilon_of, token_scales
+from oversmooth.errors import BadValue, CannotControl, IllConditioned
+from oversmooth.models.canonical import AttentionWeights, epsilon_of, token_scales
 from oversmooth.models.declaration import NormKind, norm_offset
 
 # --- eigenvalues of the map that acts: the token scale of a pre-norm layer ---
@@ -146,10 +146,19 @@ class Heads:
     n_kv: int
     d_head: int
 
+    @classmethod
+    def of(cls, weights: AttentionWeights) -> "Heads":
+        return cls(d_model=weights.d_model, n_heads=weights.n_heads, n_kv=weights.n_kv, d_head=weights.d_head)
+
     def require_one_basis(self) -> None:
         """Raises where there are more value directions than heads could own parts of."""
         if self.channels > self.d_model:
-            raise TooManyValueDirections(self.n_kv, self.d_head, self.d_model)
+            reason = (
+                f"{self.n_kv} value heads of size {self.d_head} make {self.channels} value directions, more than the "
+                f"width {self.d_model}, so heads cannot own separate parts of one eigenbasis"
+            )
+            advice = "Leave it out with layers=..., or change its attention: osm.apply(model, 'attnscale')."
+            raise CannotControl("The exact form H = V diag(lambda) V^-1", "this layer", reason, advice)
 
     @property
     def channels(self) -> int:

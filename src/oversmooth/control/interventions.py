@@ -10,20 +10,16 @@ dropout inside fused attention, A stands for what dropout left of it.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from oversmooth.control.attention_calls import AttentionProduct, Visible, require_whole_sequences
-from oversmooth.control.eigenbasis import Heads
+from oversmooth.control.attention_calls import AttentionProduct, LayerFacts, Rule, Visible, require_whole_sequences
 from oversmooth.environment import plugins
-from oversmooth.errors import BadValue, CannotControl, is_ours, user_code
+from oversmooth.errors import BadValue, CannotControl
 
 # --- the published interventions as formulas, each written once ---
 
@@ -103,99 +99,6 @@ def uniform_attention(attention: Attention) -> Attention:
     is_seen[distance[(attention != 0).any(0)]] = True
     looks = is_seen[distance].to(attention.dtype)
     return (looks / looks.sum(-1, keepdim=True).clamp(min=1)).expand_as(attention)
-
-
-# --- what every intervention is: one small module per layer that changes one step of attention or of the ---
-
-
-class FirstValues:
-    """The values of a stack's first layer in the pass that is running."""
-
-    def __init__(self) -> None:
-        self.v: Tensor | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"v": None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerFacts:
-    """What a rule may need to know of the layer it is for."""
-
-    heads: Heads
-    kind: str = "text"
-    depth: int = 1
-    """How many layers run in the stack."""
-    number: int = 1
-    """Which block of the stack it is, counted from one."""
-    is_first: bool = False
-    first: FirstValues = field(default_factory=FirstValues)
-    first_heads: Heads | None = None
-    """Sizes of the stack's first layer, for rules that use its values."""
-
-
-STEPS = ("seen", "read", "values", "product", "probabilities", "mixed", "projected")
-"""What a rule can override."""
-
-
-def _named(rule: str, step: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(step)
-    def run(*given: Any, **named: Any) -> Any:
-        with user_code(f"The intervention {rule!r}", step):
-            return step(*given, **named)
-
-    return run
-
-
-class Rule(nn.Module):
-    """An intervention on one layer. Steps that it does not override are not even looked at."""
-
-    title: ClassVar[str]
-    options: ClassVar[tuple[str, ...]] = ()
-    """What can be set."""
-
-    def __init__(self, facts: LayerFacts):
-        super().__init__()
-
-    def __init_subclass__(cls, **more: Any) -> None:
-        """Errors in the steps of a rule that is not ours name the rule."""
-        super().__init_subclass__(**more)
-        for name in STEPS if not is_ours(cls) else ():
-            if name in vars(cls):
-                setattr(cls, name, _named(cls.__name__, vars(cls)[name]))
-
-    @classmethod
-    def refusal(cls, facts: LayerFacts) -> str | None:
-        """Why the rule means nothing for a layer of such sizes; `None` where it does."""
-        return None
-
-    def seen(self, visible: Visible) -> None:
-        """Which tokens see which, in the attention call that is running."""
-
-    @property
-    def temperature(self) -> float:
-        """What the scores of attention are divided by."""
-        return 1.0
-
-    def read(self, x: Float[Tensor, "batch token d_model"]) -> None:
-        """What the values are made from."""
-
-    def values(self, v: Float[Tensor, "batch token kv d_head"]) -> Float[Tensor, "batch token kv d_head"]:
-        return v
-
-    def product(self, product: AttentionProduct) -> Float[Tensor, "batch head query d_head"]:
-        return product.output
-
-    def probabilities(
-        self, attention: Float[Tensor, "batch head query key"], visible: Visible
-    ) -> Float[Tensor, "batch head query key"]:
-        return attention
-
-    def mixed(self, o: Float[Tensor, "batch token head d_head"]) -> Float[Tensor, "batch token head d_head"]:
-        return o
-
-    def projected(self, y: Float[Tensor, "batch token d_model"]) -> Float[Tensor, "batch token d_model"]:
-        return y
 
 
 def per_head(parameter: Float[Tensor, " head"], like: Tensor) -> Float[Tensor, "head 1 1"]:
@@ -596,5 +499,5 @@ def all_rules() -> dict[str, type[Rule]]:
 
 def _accepted(name: str, value: object) -> type[Rule]:
     if not (isinstance(value, type) and issubclass(value, Rule)):
-        raise plugins.expected(name, value, "a class derived from oversmooth.control.rules.Rule")
+        raise plugins.expected(name, value, "a class derived from oversmooth.control.interventions.Rule")
     return value

@@ -273,9 +273,8 @@ class EigenvalueForm:
         if self.basis not in BASES:
             raise UnknownName("basis", self.basis, BASES)
         if self.max_condition is not None and self.basis != "general":
-            raise NotSupported(
-                "max_condition", f"with basis={self.basis!r}", "only a general basis can be ill-conditioned"
-            )
+            reason = "only a general basis can be ill-conditioned"
+            raise NotSupported("max_condition", f"with basis={self.basis!r}", reason)
         if not -math.inf < self.low < self.high < math.inf:
             raise BadValue("The interval", (self.low, self.high), "two finite numbers, the smaller one first")
 
@@ -311,8 +310,7 @@ def weights_of(eigenbasis: Eigenbasis, old: AttentionWeights) -> AttentionWeight
 
 def kept_weights(old: AttentionWeights, form: EigenvalueForm) -> AttentionWeights:
     """The layer brought into the form: its map as near as `kept_eigenbasis` finds, its constant kept by the biases."""
-    heads = Heads(d_model=old.d_model, n_heads=old.n_heads, n_kv=old.n_kv, d_head=old.d_head)
-    eigenbasis = kept_eigenbasis(heads, form, old.w_v, old.w_o)
+    eigenbasis = kept_eigenbasis(Heads.of(old), form, old.w_v, old.w_o)
     return with_constant_kept(old, weights_of(eigenbasis, old))
 
 
@@ -391,21 +389,19 @@ def _squared_distances(w_v: Values, w_o: Outputs, new_v: Values, new_o: Outputs)
 def moved(w_v: Values, w_o: Outputs, new_v: Values, new_o: Outputs) -> tuple[list[float | None], float | None]:
     """How far the map of every head and that of the layer moved, relative to its norm; `None` where that was zero."""
     w_v, w_o, new_v, new_o = (tensor.detach().double() for tensor in (w_v, w_o, new_v, new_o))
-    nothing = torch.zeros_like(w_v), torch.zeros_like(w_o)
-    change, size = _squared_distances(w_v, w_o, new_v, new_o), _squared_distances(w_v, w_o, *nothing)
-    heads = [_ratio(a, b) for a, b in zip(change.tolist(), size.tolist(), strict=True)]
-    old, new = _as_one_head(w_v, w_o), _as_one_head(new_v, new_o)
-    none = torch.zeros_like(old[0]), torch.zeros_like(old[1])
-    return heads, _ratio(_squared_distances(*old, *new).item(), _squared_distances(*old, *none).item())
+    (whole,) = _moved(*_as_one_head(w_v, w_o), *_as_one_head(new_v, new_o))
+    return _moved(w_v, w_o, new_v, new_o), whole
+
+
+def _moved(w_v: Values, w_o: Outputs, new_v: Values, new_o: Outputs) -> list[float | None]:
+    changes = _squared_distances(w_v, w_o, new_v, new_o).tolist()
+    sizes = _squared_distances(w_v, w_o, torch.zeros_like(w_v), torch.zeros_like(w_o)).tolist()
+    return [(change / size) ** 0.5 if size > 0 else None for change, size in zip(changes, sizes, strict=True)]
 
 
 def _as_one_head(value: Values, output: Outputs) -> tuple[Tensor, Tensor]:
     """Weights of a single head whose map is that of the whole layer."""
     return value.flatten(0, 1)[None], summed_over_groups(output, value.shape[0]).flatten(1)[:, None]
-
-
-def _ratio(change: float, size: float) -> float | None:
-    return (change / size) ** 0.5 if size > 0 else None
 
 
 # --- biases ---------------------------------------------------------------------------------------------------------

@@ -108,17 +108,12 @@ def original_changed(
     except Exception as error:  # the libraries raise errors without a common base
         return Reference(not_checked=f"the plain library does not load the original: {whole_message(error)}")
     opened = open_source(model)
-    if is_large and changed_store is not None:
-        change = _nothing_more
+    is_changed_already = is_large and changed_store is not None
     with quiet_eval(model):
         inputs = _inputs(model, opened.config)
-        with change(opened):
+        with nullcontext() if is_changed_already else change(opened):
             outputs = [plain_load.tensors_of(plain_load.run(model, each)) for each in inputs]
     return Reference(inputs=inputs, outputs=outputs, gaps=gaps, block_by_block=is_large)
-
-
-def _nothing_more(live: Source) -> AbstractContextManager[None]:
-    return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +194,8 @@ def require_read_back(
     ):
         if kind == "unexpected" and reference.block_by_block:
             continue  # the bare model is run, and has no place for the weights of a head
-        new = _without_numbers(found["gaps"][kind]) - _without_numbers(reference.gaps.get(kind, ()))
-        if new:
-            names = [name for name in found["gaps"][kind] if _without_number(name) in new]
+        known = {_without_number(name) for name in reference.gaps.get(kind, ())}
+        if names := [name for name in found["gaps"][kind] if _without_number(name) not in known]:
             raise refuse(f"{what}: {some_of(names, 3)}")
     difference = _largest_difference(reference.outputs, found["outputs"])
     if difference is None:
@@ -209,17 +203,15 @@ def require_read_back(
     if difference > TOLERANCE:
         raise refuse(f"gives outputs that differ by {difference:.2g} of their size from those of the changed model")
     again = _loss_again(found["losses"], loss, refuse)
-    lacking = reference.gaps.get("missing", ())
+    not_checked = "" if reference.inputs else "its outputs, because it runs on none of the inputs made up for it"
+    if lacking := reference.gaps.get("missing", ()):
+        not_checked = f"weights that the original lacks too: {some_of(list(lacking), 3)}"
     return ReadBack(
         inputs=len(reference.inputs),
         largest_difference=difference if reference.inputs else None,
         loss=again,
         block_by_block=reference.block_by_block,
-        not_checked=""
-        if reference.inputs and not lacking
-        else f"weights that the original lacks too: {some_of(list(lacking), 3)}"
-        if lacking
-        else "its outputs, because it runs on none of the inputs made up for it",
+        not_checked=not_checked,
     )
 
 
@@ -234,12 +226,8 @@ def _loss_again(found: Any, stated: StatedLoss | None, refuse: Callable[[str], O
 
 
 def _without_number(name: str) -> str:
+    """The name of a tensor whatever the number of its block."""
     return "".join("#" if letter.isdigit() else letter for letter in name).replace("##", "#")
-
-
-def _without_numbers(names: Sequence[str]) -> set[str]:
-    """Names of tensors whatever the number of their block."""
-    return {_without_number(name) for name in names}
 
 
 def _largest_difference(expected: Sequence[Sequence[Tensor]], found: Sequence[Sequence[Tensor]]) -> float | None:
@@ -267,17 +255,16 @@ def _asked(folder: Path, reference: Reference, loss: StatedLoss | None) -> dict[
     place.mkdir()
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        judging = (
-            None if loss is None or reference.block_by_block else {"shift": loss.shift, "takes_first": loss.takes_first}
-        )
-        offload = place / "offload"
+        judging = None
+        if loss is not None and not reference.block_by_block:
+            judging = {"shift": loss.shift, "takes_first": loss.takes_first}
         request = {
             "folder": str(folder.absolute()),
             "library": "timm" if "architecture" in config and "model_type" not in config else "transformers",
             "trusts_own_code": is_our_own_code(folder, config),
             "threads": torch.get_num_threads(),
             "judging": judging,
-            "offload": str(offload) if reference.block_by_block else None,
+            "offload": str(place / "offload") if reference.block_by_block else None,
             "memory": int(SHARE_OF_MEMORY * (free_memory() or 0)),
         }
         (place / plain_load.REQUEST).write_text(json.dumps(request), encoding="utf-8")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from oversmooth.control.eigenbasis import Heads
 from oversmooth.errors import BadValue, CannotControl, UnknownName
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.identify import BlockNames
@@ -33,10 +32,6 @@ class Chosen:
     @property
     def words(self) -> str:
         return f"layer {self.block.index}" + (f" of {self.stack.label}" if self.stack.label else "")
-
-
-def heads_of(weights: AttentionWeights) -> Heads:
-    return Heads(d_model=weights.d_model, n_heads=weights.n_heads, n_kv=weights.n_kv, d_head=weights.d_head)
 
 
 def choose(stacks: Sequence[Stack], layers: Layers = None, stack: str | None = None) -> list[Chosen]:

@@ -1,8 +1,8 @@
 """`load_data`: from whatever people hold (paths, tables, tensors, nothing) to batches and facts about them.
 
-given.py, built_in.py   texts, pictures, sounds
-tokens.py, preprocessing.py, sounds.py   as numbers, through the model's own tokenizer or processor
-this module             rows into batches, and what was done to them
+raw.py, samples/            texts, pictures, sounds
+tokens.py, preprocessing.py as numbers, through the model's own tokenizer or processor
+this module                 rows into batches, and what was done to them
 """
 
 import inspect
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from oversmooth.data.batches import Batch
 from oversmooth.data.options import DataOptions, Mask, ReadingOptions
@@ -21,7 +21,6 @@ from oversmooth.data.samples import sample_images, sample_sounds, sample_texts
 from oversmooth.data.tokens import (
     REFUSED_SHARE,
     WITHOUT_TOKENIZER,
-    Notation,
     NotationTokenizer,
     TextRows,
     find_tokenizer,
@@ -43,15 +42,7 @@ SAMPLE_COUNT = 16
 SOUND_SECONDS = 2
 
 
-def built_in_texts() -> RawData:
-    return _all_of(sample_texts())
-
-
-def built_in_molecules(notation: Notation) -> RawData:
-    return _all_of(notation.samples())
-
-
-def _all_of(texts: Sequence[str]) -> RawData:
+def built_in(texts: Sequence[str]) -> RawData:
     return RawData(iter(texts), sum(map(len, texts)))
 
 
@@ -63,10 +54,6 @@ def built_in_pictures(geometry: Geometry, seed: int) -> Iterator[Any]:
     height, width = (max(side, round(side * scale)) for side in (geometry.height, geometry.width))
     pixels = (sample_images(SAMPLE_COUNT, height, width, 3, seed) * 255).round().byte()
     return (Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in pixels)
-
-
-def built_in_sounds(seed: int) -> Iterator[Tensor]:
-    return iter(sample_sounds(SAMPLE_COUNT, RATE * SOUND_SECONDS, seed))
 
 
 # --- keywords of every function that runs a model on data ---
@@ -172,16 +159,16 @@ def load_data(
     parts = tuple(reader.of_kind(kind) for kind in kinds)
     rows = islice(zip(*(part.rows for part in parts), strict=False), reading.max_samples)
     found = LoadedData(iter(()), *reader.described(kinds), parts, mask=reading.mask)
-    found.batches = _batched(_noting(rows, found), parts, reading.batch_size)
+
+    def noting() -> Iterator[tuple[Any, ...]]:
+        """The rows, with the class of what each was made from; windows of one text have the class of that text."""
+        for row in rows:
+            known = [part.given.labels for part in parts if part.given is not None and part.given.labels]
+            found.labels.append(known[0][-1] if known else None)
+            yield row
+
+    found.batches = _batched(noting(), parts, reading.batch_size)
     return found
-
-
-def _noting(rows: Iterable[tuple[Any, ...]], data: LoadedData) -> Iterator[tuple[Any, ...]]:
-    """The rows, with the class of what each was made from; windows of one text have the class of that text."""
-    for row in rows:
-        known = [part.given.labels for part in data.parts if part.given is not None and part.given.labels]
-        data.labels.append(known[0][-1] if known else None)
-        yield row
 
 
 def _batched(rows: Iterable[tuple[Any, ...]], parts: Sequence[InputRows], size: int) -> Iterator[dict[str, Any]]:
@@ -238,11 +225,11 @@ class _Reader:
             return self._random_ids(length, f"There is no tokenizer beside the model (found {reason})", reason)
         if isinstance(tokenizer, NotationTokenizer):
             how = f"{tokenizer.notation.name}, in the words of {self.reading.tokenizer or 'the model'}'s vocab.txt"
-            return self._tokenized(tokenizer, length, lambda: built_in_molecules(tokenizer.notation), how)
+            return self._tokenized(tokenizer, length, tokenizer.notation.samples, how)
         if self.data is None and not self.reading.allow_unknown and (words := _unknown_built_in(tokenizer, length)):
             why = f"The model's tokenizer does not know the built-in texts (for example {', '.join(map(repr, words))})"
             return self._random_ids(length, why, "")
-        return self._tokenized(tokenizer, length, built_in_texts, whose)
+        return self._tokenized(tokenizer, length, sample_texts, whose)
 
     def _require_fit(self, tokenizer: Any) -> None:
         """Refuses another model's tokenizer that makes ids which this model does not have."""
@@ -252,8 +239,10 @@ class _Reader:
             advice = "Give the tokenizer that the model was trained with."
             raise WrongBatch(f"a tokenizer with ids below {known:,}", f"one with ids up to {max(ids):,}", advice)
 
-    def _tokenized(self, tokenizer: Any, length: int, built_in: Callable[[], RawData], how: str) -> InputRows:
-        texts = built_in() if self.data is None else read_raw(self.data, "text", per_line=self.reading.per_line)
+    def _tokenized(self, tokenizer: Any, length: int, samples: Callable[[], Sequence[str]], how: str) -> InputRows:
+        texts = (
+            built_in(samples()) if self.data is None else read_raw(self.data, "text", per_line=self.reading.per_line)
+        )
         rows = TextRows(texts, tokenizer, length, self.reading.allow_unknown)
         return InputRows(rows, rows.collate, f"{how}, windows of at most {length} tokens", texts=rows, given=texts)
 
@@ -280,24 +269,27 @@ class _Reader:
         _, height, width = image_shape(self.model, self.config)
         takes = inspect.signature(self.model.forward).parameters
         is_other = (steps.geometry.height, steps.geometry.width) != (height, width)
-        extra = {"interpolate_pos_encoding": True} if is_other and "interpolate_pos_encoding" in takes else {}
-        statement = steps.statement
-        if extra:
+        statement, extra = steps.statement, {}
+        if is_other and "interpolate_pos_encoding" in takes:
+            extra = {"interpolate_pos_encoding": True}
             statement += f"; position encodings interpolated from {height} x {width} pixels"
-        return InputRows(
-            pictures, lambda images: {IMAGE: steps.apply(images), **extra}, statement, steps.warnings, given=given
-        )
+
+        def collate(images: Sequence[Any]) -> dict[str, Any]:
+            return {IMAGE: steps.apply(images), **extra}
+
+        return InputRows(pictures, collate, statement, steps.warnings, given=given)
 
     def _sounds(self) -> InputRows:
         if self.data is not None:
             raise NotSupported("--data", "for audio models", "they are measured on generated sounds")
         extract, statement = find_extractor(self.model, self.source, self.config)
-        return InputRows(built_in_sounds(self.reading.seed), extract, statement)
+        sounds = sample_sounds(SAMPLE_COUNT, RATE * SOUND_SECONDS, self.reading.seed)
+        return InputRows(sounds, extract, statement)
 
 
 def _unknown_built_in(tokenizer: Any, length: int) -> list[str]:
     """Words of the built-in texts that a tokenizer does not know, where it does not know too much of them."""
-    rows = TextRows(built_in_texts(), tokenizer, length, allow_unknown=True)
+    rows = TextRows(built_in(sample_texts()), tokenizer, length, allow_unknown=True)
     for _ in rows:
         pass
     return rows.unknown_words if rows.unknown_share > REFUSED_SHARE else []

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LARGEST_SEED = 2**64 - 1
+"""Beyond it torch's generators take no seed."""
 LARGEST_COUNT = 2**31 - 1
-"""Beyond which torch's generators take no seed."""
 
 Mask = Union["Tensor", Sequence["Tensor"], Callable[[Any], "Tensor"]]
 """Which tokens count, (batch, token): of the one batch, of each in turn, or as a function of a batch."""

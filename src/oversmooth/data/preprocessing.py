@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from oversmooth.data.options import DataOptions
-from oversmooth.errors import BrokenFile, UnknownPreprocessing, WrongBatch, first_line
+from oversmooth.errors import BrokenFile, MissingValue, WrongBatch, first_line
 from oversmooth.models.inputs import AUDIO, image_shape
 from oversmooth.models.source import Source
 
@@ -26,6 +26,7 @@ BILINEAR, BICUBIC = 2, 3
 """PIL's numbers for them."""
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 Statistics = tuple[float, ...]
+GIVE_BATCHES = "Give batches yourself: osm.measure(model, batches)."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +47,8 @@ class Geometry:
         if self.shorter is None:
             return image.resize((self.width, self.height), resample=self.resample)
         scale = self.shorter / min(image.size)
-        width, height = (
-            max(round(side * scale), least) for side, least in zip(image.size, (self.width, self.height), strict=True)
-        )
+        sides = zip(image.size, (self.width, self.height), strict=True)
+        width, height = (max(round(side * scale), least) for side, least in sides)
         resized = image.resize((width, height), resample=self.resample)
         left, top = (width - self.width) // 2, (height - self.height) // 2
         return resized.crop((left, top, left + self.width, top + self.height))
@@ -99,16 +99,9 @@ def find_preprocessing(
     """What the model's makers did, with the user's choices in place of it; `UnknownPreprocessing` where nothing says it."""
     channels, height, width = image_shape(model, config)
     if channels not in (1, 3):
-        raise WrongBatch(
-            "a model of images in colour or in grey",
-            f"one of {channels} channels",
-            "Give batches yourself: osm.measure(model, batches).",
-        )
-    own = (
-        _of_timm(model, (channels, height, width))
-        or _of_processor(source, (height, width))
-        or _of_family(config, (height, width))
-    )
+        raise WrongBatch("a model of images in colour or in grey", f"one of {channels} channels", GIVE_BATCHES)
+    size = height, width
+    own = _of_timm(model, (channels, *size)) or _of_processor(source, size) or _of_family(config, size)
     if own is None:
         own = _Own(None, None, Geometry(height=height, width=width, shorter=min(height, width)), "given by the user")
     if own.mean is not None and len(own.mean) != channels:
@@ -135,11 +128,15 @@ def _with_choices(own: _Own, reading: DataOptions, channels: int, is_generated: 
     warnings: tuple[str, ...] = ()
     if mean is None or std is None:
         if not is_generated:
-            raise UnknownPreprocessing(own.name)
+            raise MissingValue(
+                f"The mean and standard deviation of the pixels that {own.name} was trained with",
+                "Its files do not name them, and wrong ones change every result. Pass --mean and --std, for example "
+                "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 (those of ImageNet), or 0.5 and 0.5.",
+            )
         mean, std = HALF[0][:channels], HALF[1][:channels]
         warnings = (
             "Nothing says which pixel statistics the model was trained with: generated pictures are given with mean and "
-            "standard deviation 0.5. Say them with --mean and --std.",
+            "standard deviation 0.5. Pass them with --mean and --std.",
         )
     geometry, processor = own.geometry, own.processor
     if reading.size or reading.crop:
@@ -216,10 +213,8 @@ def _of_processor(source: Source, built_for: tuple[int, int]) -> _Own | None:
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError and its own
         if not files:
             return None
-        advice = "Repair it, or remove it and say --mean and --std."
-        raise BrokenFile(
-            str(folder / files[0]), "the settings of an image processor", first_line(error), advice
-        ) from error
+        advice, file = "Repair it, or remove it and pass --mean and --std.", str(folder / files[0])
+        raise BrokenFile(file, "the settings of an image processor", first_line(error), advice) from error
     is_normalised = processor.do_normalize and processor.image_mean is not None
     mean, std = (processor.image_mean, processor.image_std) if is_normalised else ((0.0,) * 3, (1.0,) * 3)
 
@@ -236,9 +231,7 @@ def _geometry_of(processor: Any, built_for: tuple[int, int]) -> Geometry:
     size, crop = processor.size or {}, getattr(processor, "crop_size", None) or {}
     final = crop if getattr(processor, "do_center_crop", False) and crop else size
     side = final.get("shortest_edge")
-    height, width = (
-        final.get(name) or side or default for name, default in zip(("height", "width"), built_for, strict=True)
-    )
+    height, width = (final.get("height") or side or built_for[0], final.get("width") or side or built_for[1])
     resample = int(getattr(processor, "resample", None) or BICUBIC)
     return Geometry(height=int(height), width=int(width), shorter=size.get("shortest_edge"), resample=resample)
 
@@ -282,14 +275,12 @@ def find_extractor(model: nn.Module, source: Source, config: Mapping[str, Any]) 
     own = _own_extractor(source)
     if own is not None:
         found, file = own
-        options = {"sampling_rate": RATE, "return_tensors": "pt"}
-        return (
-            lambda sounds: (
-                {main: found([sound.numpy() for sound in sounds], padding=True, **options)[main]}
-                if main == AUDIO[0]
-                else {main: found([sound.numpy() for sound in sounds], **options)[main]}
-            )
-        ), f"the model's own feature extractor ({file})"
+        options = {"sampling_rate": RATE, "return_tensors": "pt", **({"padding": True} if main == AUDIO[0] else {})}
+
+        def extract(sounds: Sequence[Tensor]) -> dict[str, Tensor]:
+            return {main: found([sound.numpy() for sound in sounds], **options)[main]}
+
+        return extract, f"the model's own feature extractor ({file})"
     if main == AUDIO[0]:
         return lambda sounds: {main: torch.stack(list(sounds))}, "waves of zero mean and unit variance"
     return _log_mel(main, config)
@@ -306,10 +297,8 @@ def _own_extractor(source: Source) -> tuple[Any, str] | None:
     try:
         return AutoFeatureExtractor.from_pretrained(place, local_files_only=True), files[0]
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, ImportError
-        advice = "Repair it, or remove it to use the published one of its kind."
-        raise BrokenFile(
-            str(folder / files[0]), "the settings of a feature extractor", first_line(error), advice
-        ) from error
+        advice, file = "Repair it, or remove it to use the published one of its kind.", str(folder / files[0])
+        raise BrokenFile(file, "the settings of a feature extractor", first_line(error), advice) from error
 
 
 def _log_mel(main: str, config: Mapping[str, Any]) -> tuple[Extract, str]:
@@ -318,11 +307,8 @@ def _log_mel(main: str, config: Mapping[str, Any]) -> tuple[Extract, str]:
 
     bins, positions = config.get("num_mel_bins"), config.get("max_source_positions")
     if not bins or not positions:
-        raise WrongBatch(
-            "a feature extractor beside the model",
-            f"none, and a config that does not say how {main} are made",
-            "Give batches yourself: osm.measure(model, batches).",
-        )
+        found = f"none, and a config that does not say how {main} are made"
+        raise WrongBatch("a feature extractor beside the model", found, GIVE_BATCHES)
     extractor = WhisperFeatureExtractor(feature_size=int(bins), sampling_rate=RATE)
     samples = 2 * int(positions) * extractor.hop_length
 

@@ -213,9 +213,8 @@ def open_as_it_is(source: Path | bytes, name: str) -> Any:
     except UnreadableData:
         raise
     except Image.DecompressionBombError as error:
-        raise UnreadableData(
-            name, f"an image of at most {LARGEST_IMAGE:,} pixels", "a header that claims more"
-        ) from error
+        expected = f"an image of at most {LARGEST_IMAGE:,} pixels"
+        raise UnreadableData(name, expected, "a header that claims more") from error
     except Exception as error:  # PIL's readers of broken files raise nearly anything
         raise UnreadableData(name, "an image", first_line(error)) from error
 
@@ -234,21 +233,8 @@ def require_usable(image: Any, name: str) -> None:
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 TABLES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".arrow": "arrow"}
-FILE_ENDINGS = (
-    *IMAGE_ENDINGS,
-    *TABLES,
-    ".txt",
-    ".md",
-    ".text",
-    ".rst",
-    ".py",
-    ".tex",
-    ".html",
-    ".xml",
-    ".tsv",
-    ".zip",
-    ".gz",
-)
+TEXT_ENDINGS = (".txt", ".md", ".text", ".rst", ".py", ".tex", ".html", ".xml", ".tsv")
+FILE_ENDINGS = (*IMAGE_ENDINGS, *TABLES, *TEXT_ENDINGS, ".zip", ".gz")
 """A name that ends like this is a file that is not there, never a dataset on the hub."""
 DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.\[\]%:-]+)?")
 PREFERRED = {"text": ("text", "content", "sentence", "document"), "image": ("image", "img")}
@@ -397,10 +383,8 @@ def _of_rows(data: str, expected: str, rows: Any, kind: str) -> RawData:
         raise
     except Exception as error:  # pyarrow and datasets raise errors without a common base
         raise UnreadableData(data, expected, first_line(error)) from error
-    given = RawData(iter(()))
-    given.items = _cells(
-        data, kind, chain(preview, _further(data, expected, iterator)), _column(data, kind, preview), given
-    )
+    given, whole = RawData(iter(())), chain(preview, _further(data, expected, iterator))
+    given.items = _cells(data, kind, whole, _column(data, kind, preview), given)
     return given
 
 
@@ -441,19 +425,17 @@ def _is_picture(value: Any) -> bool:
 
 def _cells(data: str, kind: str, rows: Iterable[Mapping[str, Any]], column: str, given: RawData) -> Iterator[Any]:
     for number, row in enumerate(rows):
-        value = row.get(column)
+        value: Any = row.get(column)
         if kind == "text" and _is_text(value):
             given.labels.append(label_in(row))
             yield str(value).strip()
         elif kind == "image" and _is_picture(value):
             given.labels.append(label_in(row))
-            yield _picture(value, f"{data}, row {number}")
+            name = f"{data}, row {number}"
+            if isinstance(value, Mapping):
+                yield open_picture(value["bytes"] or Path(value["path"]), name)
+            else:
+                require_usable(value, name)
+                yield value.convert("RGB")
         else:
             given.empty += 1
-
-
-def _picture(value: Any, name: str) -> Any:
-    if isinstance(value, Mapping):
-        return open_picture(value["bytes"] or Path(value["path"]), name)
-    require_usable(value, name)
-    return value.convert("RGB")

@@ -121,10 +121,8 @@ class NotationTokenizer:
 def find_notation_tokenizer(place: str | None) -> "NotationTokenizer | None":
     """A tokenizer of a notation whose words are those of the list in a folder."""
     words = words_beside(place)
-    notation = next((notation for notation in NOTATIONS if notation.fits(words)), None)
-    return (
-        None if notation is None else NotationTokenizer(notation, {word: number for number, word in enumerate(words)})
-    )
+    found = (NotationTokenizer(each, {w: i for i, w in enumerate(words)}) for each in NOTATIONS if each.fits(words))
+    return next(found, None)
 
 
 def words_beside(place: str | None) -> list[str]:
@@ -269,10 +267,8 @@ class TextRows:
             short = word if len(word) <= SHOWN_LETTERS else f"{word[:SHOWN_LETTERS]}..."
             if len(self.unknown_words) == SHOWN_UNKNOWN:
                 return
-            if (
-                short not in self.unknown_words
-                and unknown_id in self.tokenizer(word, add_special_tokens=False)["input_ids"]
-            ):
+            is_unknown = unknown_id in self.tokenizer(word, add_special_tokens=False)["input_ids"]
+            if is_unknown and short not in self.unknown_words:
                 self.unknown_words.append(short)
 
     def _windows(self, text: str) -> Iterator[list[int]]:
@@ -319,11 +315,8 @@ class TextRows:
         )
 
     def warnings(self) -> tuple[str, ...]:
-        if self.unknown_share <= WARNED_SHARE:
-            return ()
-        return (
-            f"{self.unknown_share:.0%} of the tokens are unknown to the model's tokenizer: it was not made for such text.",
-        )
+        unknown = f"{self.unknown_share:.0%} of the tokens are unknown to the model's tokenizer"
+        return (f"{unknown}: it was not made for such text.",) if self.unknown_share > WARNED_SHARE else ()
 
     def collate(self, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
         tokenizer = self.tokenizer

@@ -124,9 +124,8 @@ def _is_gone(process: int, written: float) -> bool:
     except (OSError, OverflowError):  # it is somebody else's, or no number of a process
         return False
     try:  # Linux says when the process began, in ticks since the system did
-        ticks = int(
-            Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
-        )
+        status = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
+        ticks = int(status.rpartition(")")[2].split()[19])
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
         boot = next(int(line.split()[1]) for line in lines if line.startswith("btime "))
     except (OSError, ValueError, IndexError, StopIteration):
@@ -268,7 +267,7 @@ def _input_or_output(error: Exception) -> str | None:
     if type(error).__name__ == "SafetensorError" and found:
         return found["reason"]
     if isinstance(error, RuntimeError) and re.search(
-        r"PytorchStreamWriter failed writing|file write failed", str(error)
+        "PytorchStreamWriter failed writing|file write failed", str(error)
     ):
         return os.strerror(errno.ENOSPC)  # torch does not say why; its writer fails for this reason
     return None

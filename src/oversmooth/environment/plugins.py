@@ -11,7 +11,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
-from oversmooth.errors import BadValue, NameTaken, OversmoothError, first_line
+from oversmooth.errors import BadValue, OversmoothError, first_line
 
 T = TypeVar("T")
 KINDS = ("architectures", "metrics", "interventions", "reports")
@@ -82,7 +82,7 @@ def _entered(table: dict[str, T], kind: str, entry: EntryPoint, accept: Callable
     package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"
     problem = ""
     if entry.name in table:
-        problem = NameTaken(kind.removesuffix("s"), entry.name).problem
+        problem = f"There is already a built-in {kind.removesuffix('s')} called {entry.name!r}."
     else:
         try:
             table[entry.name] = accept(entry.name, entry.load())

@@ -15,7 +15,7 @@ from typing import Unpack
 from oversmooth.data.batches import Batch
 from oversmooth.data.load import RunKeywords
 from oversmooth.environment.files import json_object, read_text_file
-from oversmooth.errors import BadValue, BrokenFile, NothingChosen, NotSupported, OtherModel, PartialReading, UnknownName
+from oversmooth.errors import BadValue, BrokenFile, MissingValue, NotSupported, OtherModel, PartialReading, UnknownName
 from oversmooth.measurement.measure import measure
 from oversmooth.measurement.observer import known_metrics
 from oversmooth.models.open import Target
@@ -140,7 +140,7 @@ def gate(
     """
     limits = limits_of(rules or {})
     if not limits and against is None:
-        raise NothingChosen(["rules", "against"])
+        raise MissingValue("rules or against")
     if tolerance < 0:
         raise BadValue("tolerance", tolerance, "at least 0")
     if isinstance(target, str | Path) and str(target).endswith(".jsonl"):

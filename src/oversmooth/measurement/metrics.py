@@ -31,16 +31,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from oversmooth.environment import plugins
-from oversmooth.errors import (
-    GivenTwice,
-    NameTaken,
-    NotAGrid,
-    UnknownName,
-    UserCodeFailed,
-    WrongShape,
-    is_ours,
-    user_code,
-)
+from oversmooth.errors import BadValue, UnknownName, UserCodeFailed, is_ours, user_code
 from oversmooth.measurement.moments import Moments, in_float64, made_of
 from oversmooth.models.hooks.places import Place
 
@@ -106,7 +97,8 @@ class Metric:
             kind = f"a tensor of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise UserCodeFailed(what, f"returns {kind}, not a tensor of one real number per sequence")
         if tuple(found.shape) != expected:
-            raise WrongShape(f"what your metric {self.name} returns", f"(batch,), here {expected}", tuple(found.shape))
+            shape = tuple(found.shape)
+            raise BadValue(f"The shape that your metric {self.name} returns", shape, f"(batch,), here {expected}")
         return found.detach().to(moments.norms.device)
 
 
@@ -376,7 +368,8 @@ def high_frequency(moments: Moments) -> Float[Tensor, " batch"]:
 
 def _side(n: int) -> int:
     if isqrt(n) ** 2 != n:
-        raise NotAGrid(n, "high_frequency")
+        advice = "Measure square images, with prefix tokens dropped."
+        raise BadValue("The number of tokens for high_frequency", n, "a square, a grid of patches", advice)
     return isqrt(n)
 
 
@@ -395,7 +388,7 @@ def lookup(choices: Choice | Iterable[Choice]) -> tuple[Metric, ...]:
     metrics = tuple(_find(choice) for choice in choices)
     names = [metric.name for metric in metrics]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise GivenTwice("The metric", twice[0])
+        raise BadValue("metrics", twice, "names that are all different")
     return metrics
 
 
@@ -423,7 +416,7 @@ def _find(choice: Choice) -> Metric:
 def _own(function: OwnFunction) -> Metric:
     name = getattr(function, "__name__", type(function).__name__)
     if name in METRICS:
-        raise NameTaken("metric", name)
+        raise BadValue("The name of your metric", name, "none of the built-in ones", "Choose another name.")
 
     def own(moments: Moments) -> Any:
         return function(moments.h, moments.keep)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from oversmooth.errors import TooFewTokens, WrongShape
+from oversmooth.errors import BadValue
 
 T = TypeVar("T")
 CLEARLY = 0.2
@@ -37,7 +37,9 @@ class TokenMask:
         n = keep.sum(-1)
         if (n < 2).any():
             first = int((n < 2).nonzero()[0])
-            raise TooFewTokens(first, int(n[first]))
+            expected = "at least 2, because tokens are compared"
+            advice = "Leave such sequences out, as `measurable(keep)` does."
+            raise BadValue(f"The number of tokens that sequence {first} keeps", int(n[first]), expected, advice)
         columns = keep.any(0).nonzero()
         span = slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(None)
         dropped = ~keep[:, span]
@@ -63,7 +65,7 @@ class Moments:
         kept = keep if isinstance(keep, TokenMask) else TokenMask.of(keep)
         if kept.keep.shape != h.shape[:2]:
             expected = f"(batch, token) of h, here {tuple(h.shape[:2])}"
-            raise WrongShape("keep", expected, tuple(kept.keep.shape))
+            raise BadValue("The shape of keep", tuple(kept.keep.shape), expected)
         x = h[:, kept.span].to(torch.float64 if h.dtype == torch.float64 else torch.float32)
         if kept.dropped is not None:
             x = x.clone(memory_format=torch.contiguous_format)

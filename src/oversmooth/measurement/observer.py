@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from oversmooth.data.batches import keep_mask
-from oversmooth.errors import GivenTwice, UnknownName
+from oversmooth.errors import BadValue, UnknownName
 from oversmooth.measurement.attention import ATTENTION, ATTENTION_METRICS, AttentionGatherer
 from oversmooth.measurement.metrics import (
     LEAST_WITHOUT,
@@ -264,7 +264,7 @@ def select(choices: Choice | Iterable[Choice]) -> Selection:
         else:
             named.append(choice)
     if twice := [name for name in named if isinstance(name, str) and named.count(name) > 1]:
-        raise GivenTwice("The metric", str(twice[0]))
+        raise BadValue("metrics", twice, "names that are all different")
     for name in named:
         if isinstance(name, str) and name not in known_metrics():
             raise UnknownName("metric", name, (*known_metrics(), *GROUPS, "all"))

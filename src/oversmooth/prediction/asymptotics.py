@@ -115,16 +115,12 @@ def _limit_rank(operator: LayerOperator, regime: Regime, ac: Radius) -> float | 
     if limit is None:
         return None
     steps = torch.arange(PHASES, dtype=torch.float64, device=limit.device) * (math.pi / PHASES)
-    phases = torch.polar(torch.ones_like(steps), steps) if is_pair else _real_phase(limit)
+    largest = limit.flatten()[limit.abs().argmax()]
+    to_real = (largest.conj() / largest.abs())[None]  # solvers return a real eigenvector times any phase
+    phases = torch.polar(torch.ones_like(steps), steps) if is_pair else to_real
     turning = (phases[:, None, None] * limit).real
     keep = torch.ones(turning.shape[:2], dtype=torch.bool, device=limit.device)
     return effective_rank.on(Moments.of(turning, keep)).values.mean().item()
-
-
-def _real_phase(z: Complex[Tensor, "token d_model"]) -> Complex[Tensor, " 1"]:
-    """What makes an eigenvector of a real eigenvalue real: solvers return it times any phase."""
-    largest = z.flatten()[z.abs().argmax()]
-    return (largest.conj() / largest.abs())[None]
 
 
 def _with_shared_part(
@@ -139,9 +135,7 @@ def _with_shared_part(
     like = operator.path.w_v
     leak = torch.complex(*(operator.apply(part.to(like)).mean(0).double() for part in (varying.real, varying.imag)))
     if len(leak) <= SOLVED_AT_ONCE:
-        moves = operator.shared(
-            torch.eye(len(leak)).to(like)
-        ).double()  # a row of features is moved by it from the right
+        moves = operator.shared(torch.eye(len(leak)).to(like)).double()  # acts on rows of features from the right
         solved = torch.linalg.solve_ex((value * torch.eye(len(leak)).to(leak) - moves).T, leak)
         return None if solved.info.item() else varying + solved.result
     w = torch.zeros_like(leak)
@@ -307,11 +301,8 @@ class Depth:
         probes = min(probes, (tokens - 1) * d_model)
         self._ac = _Product(centre(generic_start(probes, tokens, d_model, like=like)).flatten(1))
         whole = d_model <= WHOLE_DC
-        self._dc = _Product(
-            torch.eye(d_model, dtype=like.dtype, device=like.device)
-            if whole
-            else generic_start(MANY, d_model, like=like)
-        )
+        eye = torch.eye(d_model, dtype=like.dtype, device=like.device)
+        self._dc = _Product(eye if whole else generic_start(MANY, d_model, like=like))
         self._shape = (-1, tokens, d_model)
         self.layers = 0
 

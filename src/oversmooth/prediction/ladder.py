@@ -305,8 +305,8 @@ def sample_layer(
         scale=scale,
         scale_spread=spread,
         smallest_scale=smallest,
-        plain=_plain(layer, ladder, solver),
-        folded=_folded(folded, ladder, solver),
+        plain=solver.plain(layer) if solver else None,
+        folded=solver.solve(folded) if solver and folded else None,
         acting=acting,
         heads=tuple(head_theorems(ladder.operator)) if solve and with_heads and short else (),
         dobrushin=tuple(dobrushin(attention).tolist()) if solve and with_heads and short else (),
@@ -337,8 +337,10 @@ def _folded_operator(layer: AttentionLayer, ladder: Ladder) -> LayerOperator | N
 class _Solver:
     """The eigenvalue problems of one layer on one sequence, which share what they can."""
 
-    acting: Asymptotics
+    operator: LayerOperator
     """The layer as it acts across the branch."""
+    acting: Asymptotics
+    """What it leads to."""
     shifted: Mapping[WhatIf, Asymptotics]
     """Changes that only shift or scale it, from the same Krylov space."""
     space: TokenSpace | None
@@ -359,31 +361,24 @@ class _Solver:
         shifted = dict(zip(apart, rest, strict=True)) | {
             change: first for change, found in operators.items() if found is acting
         }
-        return cls(acting=first, shifted=shifted, space=space, solve_changes=solve_changes)
+        return cls(operator=acting, acting=first, shifted=shifted, space=space, solve_changes=solve_changes)
 
     def solve(self, operator: LayerOperator) -> Asymptotics:
+        if operator is self.operator:
+            return self.acting
         is_same = self.space is not None and operator.attention is self.space.attention
         return asymptotics_each([operator], self.space if is_same else None)[0]
+
+    def plain(self, layer: AttentionLayer) -> Asymptotics:
+        """The value and output weights alone."""
+        is_acting = layer.branch is layer.plain
+        return self.acting if is_acting else self.solve(replace(self.operator, path=layer.plain, scale=1.0))
 
     def changed(self, change: WhatIf, operator: LayerOperator) -> Asymptotics | None:
         """What a change leads to; `None` where that is a problem of its own and was not asked for."""
         if change in self.shifted:
             return self.shifted[change]
         return self.solve(operator) if self.solve_changes else None
-
-
-def _plain(layer: AttentionLayer, ladder: Ladder, solver: _Solver | None) -> Asymptotics | None:
-    if solver is None:
-        return None
-    if layer.branch is layer.plain:
-        return solver.acting
-    return solver.solve(replace(ladder.operator, path=layer.plain, scale=1.0))
-
-
-def _folded(folded: LayerOperator | None, ladder: Ladder, solver: _Solver | None) -> Asymptotics | None:
-    if solver is None or folded is None:
-        return None
-    return solver.acting if folded is ladder.operator else solver.solve(folded)
 
 
 def _changed(

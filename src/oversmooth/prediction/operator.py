@@ -166,9 +166,7 @@ class AttentionFacts:
 
     @cached_property
     def is_causal(self) -> bool:
-        if self.attention.shape[-1] < 2 or bool(
-            self.attention[:, 0, 1:].any()
-        ):  # what the first token sees says no at once
+        if self.attention.shape[-1] < 2 or bool(self.attention[:, 0, 1:].any()):  # the first token decides at once
             return False
         return not bool(torch.triu(self.attention, diagonal=1).any())
 
@@ -249,13 +247,6 @@ class LayerOperator:
     def centred(self, x: Float[Tensor, "... token d_model"]) -> Float[Tensor, "... token d_model"]:
         """`P T(X)`, on centred X: the block of T that maps AC to AC."""
         return centre(self.apply(x))
-
-    def reduced(self, z: Float[Tensor, "token channel"]) -> Float[Tensor, "token channel"]:
-        """The branch at unit scale followed in its value channels, `P sum_h A_h Z (W_O W_V)_h`.
-
-        For maps V and O, `O A V` and `V O A` have the same nonzero eigenvalues; this one costs half as much.
-        """
-        return centre(self.mixed(z) @ self.path.core)
 
 
 def centre(x: Float[Tensor, "... token d"]) -> Float[Tensor, "... token d"]:

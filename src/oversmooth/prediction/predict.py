@@ -29,11 +29,11 @@ from oversmooth.models.stores.module import ModuleStore
 from oversmooth.prediction.asymptotics import Depth, DepthGrowth
 from oversmooth.prediction.ladder import LayerSample, WhatIfLayer, sample_layer
 from oversmooth.prediction.operator import AttentionLayer
-from oversmooth.prediction.summary import Guarantee, guarantee, mean_and_error, summarise
+from oversmooth.prediction.summary import absent, guarantee, mean_and_error, summarise
 from oversmooth.prediction.verdicts import agreements, layer_verdict, stack_verdict
 from oversmooth.prediction.what_if import WhatIf, what_if
-from oversmooth.results import Missing, Progress, no_progress
-from oversmooth.results.prediction import Agreement, DepthPrediction, LayerPrediction, Prediction, Statement
+from oversmooth.results import Progress, no_progress
+from oversmooth.results.prediction import DepthPrediction, LayerPrediction, Prediction
 
 # --- what a prediction gathers while the model runs ---
 
@@ -153,20 +153,17 @@ class PredictionObserver:
 
     def layers(self) -> tuple[LayerPrediction, ...]:
         found = []
+        tolerance = IDENTITY.get(next(self.model.parameters()).dtype, 0.1)
         for (label, position, depth), samples in self._samples.items():
             if not any(sample.acting for sample in samples):
                 continue
             stack = self.stacks[label]
             layer, changes = self._layer(stack, position)
             place = (label, stack.names.blocks[position].index, depth)
-            summary = summarise(place, layer, samples, changes)
-            found.append(self._with_verdict(summary, guarantee(layer, samples)))
+            one = summarise(place, layer, samples, changes)
+            regime = "undecided" if one.identity_error > tolerance else one.regime
+            found.append(replace(one, regime=regime, verdict=layer_verdict(one, guarantee(layer, samples), tolerance)))
         return tuple(found)
-
-    def _with_verdict(self, found: LayerPrediction, guaranteed: Guarantee | None) -> LayerPrediction:
-        tolerance = IDENTITY.get(next(self.model.parameters()).dtype, 0.1)
-        regime = "undecided" if found.identity_error > tolerance else found.regime
-        return replace(found, regime=regime, verdict=layer_verdict(found, guaranteed, tolerance))
 
 
 # --- `predict`: run a live model on batches; what the theory says about every layer ---
@@ -239,7 +236,7 @@ def _result(run: Run[PredictionObserver], *, seed: int) -> Prediction:
     dtype = str(observer.dtype).removeprefix("torch.")
     precision = f"model {live.runs_in()}, theory {dtype}, eigenvalues float64"
     layers = observer.layers()
-    depths = tuple(_depth(label, found) for label, found in observer.growth.items())
+    depths = {label: _depth(label, found) for label, found in observer.growth.items()}
     by_stack = {stack.label: [layer for layer in layers if layer.stack == stack.label] for stack in live.stacks}
     found = {label: agreements(label, members) for label, members in by_stack.items() if members}
     return Prediction(
@@ -250,22 +247,13 @@ def _result(run: Run[PredictionObserver], *, seed: int) -> Prediction:
         solved=min(observer.solve, observer.seen.sequences),
         layers=layers,
         agreements=tuple(item for items in found.values() for item in items),
-        depths=depths,
-        verdict=_verdict(by_stack, found, depths),
+        depths=tuple(depths.values()),
+        verdict=tuple(
+            statement
+            for label, items in found.items()
+            for statement in stack_verdict(label, by_stack[label], items, depths.get(label))
+        ),
         problems=tuple(observer.problems.values()),
-    )
-
-
-def _verdict(
-    by_stack: Mapping[str, Sequence[LayerPrediction]],
-    found: Mapping[str, Sequence[Agreement]],
-    depths: Sequence[DepthPrediction],
-) -> tuple[Statement, ...]:
-    by_label = {depth.stack: depth for depth in depths}
-    return tuple(
-        statement
-        for label, items in found.items()
-        for statement in stack_verdict(label, by_stack[label], items, by_label.get(label))
     )
 
 
@@ -275,10 +263,7 @@ def _depth(label: str, found: Sequence[DepthGrowth | None]) -> DepthPrediction:
     log_dc, _, _ = mean_and_error(growth.log_dc for growth in known)
     log_ac, _, _ = mean_and_error(growth.log_ac for growth in known)
     leading, _, _ = mean_and_error((growth.leading_ac - growth.leading_dc) / growth.layers for growth in known)
-    names = ("exponent", "log_growth_dc", "log_growth_ac", "leading_exponent") if not known else ()
-    missing = [Missing(field=name, reason="nothing is left of a part of the features") for name in names]
-    if error is None:
-        missing.append(Missing(field="standard_error", reason="fewer than two sequences were solved"))
+    growths = "exponent log_growth_dc log_growth_ac leading_exponent"
     return DepthPrediction(
         stack=label,
         layers=known[0].layers if known else 0,
@@ -288,5 +273,8 @@ def _depth(label: str, found: Sequence[DepthGrowth | None]) -> DepthPrediction:
         log_growth_dc=log_dc,
         log_growth_ac=log_ac,
         leading_exponent=leading,
-        missing=tuple(missing),
+        missing=absent(
+            (not known, growths, "nothing is left of a part of the features"),
+            (error is None, "standard_error", "fewer than two sequences were solved"),
+        ),
     )

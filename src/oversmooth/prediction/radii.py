@@ -391,15 +391,15 @@ class Problem:
     @classmethod
     def of(cls, operator: LayerOperator, *, is_centred: bool = False) -> "Problem":
         """`is_centred` where attention maps between patterns that are centred already."""
-        path = operator.path
-        finish = torch.flatten if is_centred else lambda x: centre(x).flatten()
-        if path.is_reducible:
-            width = path.channels
-            return cls(
-                step=lambda v: finish(operator.mixed(v.view(-1, width)) @ path.core), width=width, is_reduced=True
-            )
-        width = path.d_model
-        return cls(step=lambda v: finish(operator.apply(v.view(-1, width))), width=width, is_reduced=False)
+        path, is_reduced = operator.path, operator.path.is_reducible
+        width = path.channels if is_reduced else path.d_model
+
+        def step(v: Tensor) -> Tensor:
+            x = v.view(-1, width)
+            x = operator.mixed(x) @ path.core if is_reduced else operator.apply(x)
+            return (x if is_centred else centre(x)).flatten()
+
+        return cls(step=step, width=width, is_reduced=is_reduced)
 
     def wanted(self, operator: LayerOperator, against: float | None) -> EigenvalueRequest:
         """What an operator with this map, a skip connection and a scale of its own asks for."""
@@ -486,12 +486,6 @@ def _searched(matrix: Float[Tensor, "size size"], shift: float, factor: float, d
     return replace(radius, low=radius.low - margin, high=radius.high + margin)
 
 
-def norm_bound(operator: LayerOperator, head_sizes: Float[Tensor, " head"]) -> float:
-    """`(|skip| + sum_h size_h norm(H_h) / scale) norm(N)`, which no eigenvalue exceeds."""
-    heads = (head_sizes.abs() * operator.path.head_norms).sum().item()
-    return (abs(operator.skip) + heads / abs(operator.scale)) * operator.path.after_norm
-
-
 # --- what differs between tokens ------------------------------------------------------------------------------------
 
 
@@ -539,7 +533,7 @@ def _ac_radius(operator: LayerOperator, found: DominantEigenvalue, against: floa
     if against is None or abs(found.value) >= against:
         parts = torch.stack(found.vector).view(2, n, -1)
         vector = tuple(operator.mixed(parts) @ path.output_rows if path.is_reducible else parts)
-    upper = float("inf") if found.converged else norm_bound(operator, attention_norms(operator))
+    upper = float("inf") if found.converged else _norm_bound(operator)
     radius = krylov_radius(found, upper, vector=vector)
     return with_idle(radius, operator.skip, (n - 1) * path.idle_features)
 
@@ -554,7 +548,12 @@ def dense_ac_radius(operator: LayerOperator) -> Radius:
     return replace(exact_radius(values, matrix.dtype), vector=(dominating_one.real, dominating_one.imag))
 
 
-def attention_norms(operator: LayerOperator) -> Float[Tensor, " head"]:
-    """Upper bounds `sqrt(norm_1 norm_inf)` of the largest singular value of every `P A_h`."""
-    varying = operator.attention - operator.attention.mean(1, keepdim=True)
-    return (varying.abs().sum(1).amax(-1) * varying.abs().sum(2).amax(-1)).sqrt()
+def _norm_bound(operator: LayerOperator) -> float:
+    """`(|skip| + sum_h norm(P A_h) norm(H_h) / scale) norm(N)`, which no eigenvalue exceeds.
+
+    `sqrt(norm_1 norm_inf)` bounds the largest singular value of every `P A_h`.
+    """
+    varying = (operator.attention - operator.attention.mean(1, keepdim=True)).abs()
+    sizes = (varying.sum(1).amax(-1) * varying.sum(2).amax(-1)).sqrt()
+    heads = (sizes * operator.path.head_norms).sum().item()
+    return (abs(operator.skip) + heads / abs(operator.scale)) * operator.path.after_norm

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from oversmooth.measurement.statistics import direction, interval
 from oversmooth.prediction.asymptotics import Asymptotics, certificate, channel_eigenvalues
-from oversmooth.prediction.ladder import RUNGS, LayerSample, WhatIfLayer, WhatIfSample, carrying_step, explaining_rung
+from oversmooth.prediction.ladder import (
+    RUNGS,
+    SHOWN,
+    LayerSample,
+    WhatIfLayer,
+    WhatIfSample,
+    carrying_step,
+    explaining_rung,
+)
 from oversmooth.prediction.operator import AttentionLayer
 from oversmooth.results import Missing
 from oversmooth.results.prediction import (
@@ -60,6 +68,8 @@ def guarantee(layer: AttentionLayer, samples: Sequence[LayerSample]) -> Guarante
 # --- from what the theory said about each sequence to one `LayerPrediction`: means, standard errors ---
 
 NO_LOGARITHM = "a mean over tokens, or what differs between them, is zero"
+NO_RADIUS = "rho_dc or rho_ac is zero"
+NO_LIMIT = "the limit was not computed: attention is causal, neither part dominates, or many directions tie"
 NOT_ASKED = "an eigenvalue problem of its own, solved only where the what-if is asked for by name"
 ENOUGH = 2
 """Sequences that a regime needs before a layer counts as mixed: one alone may be an accident."""
@@ -134,7 +144,7 @@ def summarise(
 
 
 def _identity_error(samples: Sequence[LayerSample]) -> float:
-    """The largest distance of the last rung, which has everything in, from the measurement."""
+    """The largest distance of the last rung from the measurement, which only rounding may cause: it has everything in."""
     pairs = [(sample.rungs[-1], sample.measured) for sample in samples]
     return max((abs(last - found) for last, found in pairs if last is not None and found is not None), default=0.0)
 
@@ -147,23 +157,23 @@ def _missing(
     heads: Sequence[HeadPrediction],
     rungs: tuple[float | None, ...],
 ) -> tuple[Missing, ...]:
-    found = []
-    if layer.folded is None:
-        found.append(Missing(field="folded", reason="the layer has neither norms nor gains"))
-    if scale is None:
-        found += [Missing(field=name, reason="no norm acts before the sum") for name in ("scale", "scale_spread")]
-    if measured is None:
-        found += [Missing(field=name, reason=NO_LOGARITHM) for name in ("measured", "explained_from")]
-    elif explaining_rung(rungs, measured) is None:
-        found.append(Missing(field="explained_from", reason="not even the last rung has the sign of the measurement"))
-    if error is None:
-        reason = "fewer than two sequences have a value"
-        found += [Missing(field=name, reason=reason) for name in ("measured_standard_error", "measured_interval")]
-    if carrying_step(rungs) is None:
-        found.append(Missing(field="carries", reason="a rung has no value"))
-    if not heads:
-        found.append(Missing(field="heads", reason="not asked for, or the sequences are too long"))
-    return tuple(found)
+    no_rung = measured is not None and explaining_rung(rungs, measured) is None
+    return absent(
+        (layer.folded is None, "folded", "the layer has neither norms nor gains"),
+        (scale is None, "scale scale_spread", "no norm acts before the sum"),
+        (measured is None, "measured explained_from", NO_LOGARITHM),
+        (no_rung, "explained_from", "not even the last rung has the sign of the measurement"),
+        (error is None, "measured_standard_error measured_interval", "fewer than two sequences have a value"),
+        (carrying_step(rungs) is None, "carries", "a rung has no value"),
+        (not heads, "heads", "not asked for, or the sequences are too long"),
+    )
+
+
+def absent(*gaps: tuple[bool, str, str]) -> tuple[Missing, ...]:
+    """Why fields have no number: for every gap whether it is there, the names of its fields, and the reason."""
+    return tuple(
+        Missing(field=name, reason=reason) for is_there, names, reason in gaps if is_there for name in names.split()
+    )
 
 
 def _rungs(samples: Sequence[tuple[float | None, ...]], unsolved: str = NO_LOGARITHM) -> tuple[Rung, ...]:
@@ -171,12 +181,11 @@ def _rungs(samples: Sequence[tuple[float | None, ...]], unsolved: str = NO_LOGAR
     rungs = []
     for index, name in enumerate(RUNGS[: len(samples[0])]):
         mean, error, count = mean_and_error(sample[index] for sample in samples)
-        missing = [Missing(field="mean", reason=NO_LOGARITHM if index else unsolved)] if mean is None else []
-        if error is None:
-            missing.append(Missing(field="standard_error", reason="fewer than two sequences have a value"))
-        rungs.append(
-            Rung(rung=index, name=name, mean=mean, standard_error=error, sequences=count, missing=tuple(missing))
+        missing = absent(
+            (mean is None, "mean", NO_LOGARITHM if index else unsolved),
+            (error is None, "standard_error", "fewer than two sequences have a value"),
         )
+        rungs.append(Rung(rung=index, name=name, mean=mean, standard_error=error, sequences=count, missing=missing))
     return tuple(rungs)
 
 
@@ -220,24 +229,13 @@ def _asymptotic(view: str, solved: Sequence[Asymptotics | None]) -> Asymptotic:
         route=" and ".join(sorted({found.ac.route for found in known})),
         residual=max(found.ac.residual for found in known),
         applications=_mean(float(found.ac.applications) for found in known),
-        missing=_missing_asymptotics(exponent, error, ranks, is_flat),
+        missing=absent(
+            (exponent is None, "exponent", NO_RADIUS),
+            (error is None, "standard_error", "fewer than two sequences were solved"),
+            (is_flat, "half_life", "HFC/LFC neither falls nor grows"),
+            (ranks is None, "limit_rank angle_convergence", NO_LIMIT),
+        ),
     )
-
-
-def _missing_asymptotics(
-    exponent: float | None, error: float | None, ranks: float | None, is_flat: bool
-) -> tuple[Missing, ...]:
-    missing = []
-    if exponent is None:
-        missing.append(Missing(field="exponent", reason="rho_dc or rho_ac is zero"))
-    if error is None:
-        missing.append(Missing(field="standard_error", reason="fewer than two sequences were solved"))
-    if is_flat:
-        missing.append(Missing(field="half_life", reason="HFC/LFC neither falls nor grows"))
-    if ranks is None:
-        reason = "the limit was not computed: attention is causal, neither part dominates, or many directions tie"
-        missing += [Missing(field=name, reason=reason) for name in ("limit_rank", "angle_convergence")]
-    return tuple(missing)
 
 
 def _heads(layer: AttentionLayer, solved: Sequence[LayerSample], scale: float) -> tuple[HeadPrediction, ...]:
@@ -258,15 +256,14 @@ def _head(head: int, samples: Sequence[LayerSample], eigenvalues) -> HeadPredict
         for found in theorems
     ]
     exponent, _, _ = mean_and_error(logarithms)
-    missing = []
-    if exponent is None:
-        missing.append(Missing(field="exponent", reason="rho_dc or rho_ac is zero"))
-    if certified is None:
-        signs, scales = (
-            "its eigenvalues have both signs, are complex, zero or below -1",
-            "the tokens' scales or gains differ",
-        )
-        missing.append(Missing(field="certified_rate", reason=signs if is_equal else scales))
+    signs, scales = (
+        "its eigenvalues have both signs, are complex, zero or below -1",
+        "the tokens' scales or gains differ",
+    )
+    missing = absent(
+        (exponent is None, "exponent", NO_RADIUS),
+        (certified is None, "certified_rate", signs if is_equal else scales),
+    )
     return HeadPrediction(
         head=head,
         rho_dc=_mean(found.rho_dc for found in theorems),
@@ -278,7 +275,7 @@ def _head(head: int, samples: Sequence[LayerSample], eigenvalues) -> HeadPredict
         dobrushin=tau,
         certificate=certified.regime if certified else "",
         certified_rate=certified.rate if certified else None,
-        missing=tuple(missing),
+        missing=missing,
     )
 
 
@@ -301,13 +298,9 @@ def _what_ifs(changes: Sequence[WhatIfLayer], samples: Sequence[LayerSample]) ->
 def _what_if(name: str, samples: Sequence[WhatIfSample]) -> WhatIfPrediction:
     solved = [sample.solved for sample in samples if sample.solved is not None]
     if not solved:
-        fields = ("rho_dc", "rho_ac", "regime")
-        return WhatIfPrediction(
-            name=name,
-            not_applicable=None,
-            rungs=_rungs([sample.rungs for sample in samples], NOT_ASKED),
-            missing=tuple(Missing(field=field, reason=NOT_ASKED) for field in fields),
-        )
+        rungs = _rungs([sample.rungs for sample in samples], NOT_ASKED)
+        missing = absent((True, "rho_dc rho_ac regime", NOT_ASKED))
+        return WhatIfPrediction(name=name, not_applicable=None, rungs=rungs, missing=missing)
     return WhatIfPrediction(
         name=name,
         not_applicable=None,
@@ -320,16 +313,9 @@ def _what_if(name: str, samples: Sequence[WhatIfSample]) -> WhatIfPrediction:
 
 def _simulation(samples: Sequence[LayerSample]) -> tuple[SimulatedStep, ...]:
     steps = next((sample.simulation for sample in samples if sample.simulation), ())
-    names = ("cosine", "cosine_abs", "hfc_lfc", "effective_rank")
-    return tuple(
-        SimulatedStep(
-            step=step.step,
-            **dict(zip(names, step.values, strict=True)),
-            missing=tuple(
-                Missing(field=name, reason="the metric has no value here")
-                for name, value in zip(names, step.values, strict=True)
-                if value is None
-            ),
-        )
-        for step in steps
-    )
+    found = []
+    for step in steps:
+        values = dict(zip(SHOWN, step.values, strict=True))
+        missing = absent(*((values[name] is None, name, "the metric has no value here") for name in SHOWN))
+        found.append(SimulatedStep(step=step.step, **values, missing=missing))
+    return tuple(found)

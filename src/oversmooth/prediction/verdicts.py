@@ -6,8 +6,7 @@ from itertools import pairwise
 
 from oversmooth.measurement.statistics import rank_correlation, sign_agreement
 from oversmooth.prediction.ladder import RUNGS, STEPS
-from oversmooth.prediction.summary import EQUAL_SCALES, Guarantee
-from oversmooth.results import Missing
+from oversmooth.prediction.summary import EQUAL_SCALES, Guarantee, absent
 from oversmooth.results.base import signed
 from oversmooth.results.prediction import Agreement, Asymptotic, DepthPrediction, LayerPrediction, Statement
 
@@ -156,11 +155,6 @@ def _agreement(stack: str, layers: Sequence[LayerPrediction], rung: int) -> Agre
     ]
     predicted, measured = [mean for mean, _ in pairs], [value for _, value in pairs]
     correlation = rank_correlation(predicted, measured)
-    missing = []
-    if not pairs:
-        missing += [Missing(field=name, reason="no layer has both") for name in ("sign_agreement", "mean_error")]
-    if correlation is None:
-        missing.append(Missing(field="rank_correlation", reason="it needs three layers that are not all equal"))
     return Agreement(
         stack=stack,
         rung=rung,
@@ -169,7 +163,10 @@ def _agreement(stack: str, layers: Sequence[LayerPrediction], rung: int) -> Agre
         sign_agreement=sign_agreement(predicted, measured),
         rank_correlation=correlation,
         mean_error=sum(abs(p - m) for p, m in pairs) / len(pairs) if pairs else None,
-        missing=tuple(missing),
+        missing=absent(
+            (not pairs, "sign_agreement mean_error", "no layer has both"),
+            (correlation is None, "rank_correlation", "it needs three layers that are not all equal"),
+        ),
     )
 
 

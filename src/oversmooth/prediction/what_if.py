@@ -5,10 +5,10 @@ formulas that `constrain`, `edit` and `apply` use; the input features stay those
 for one layer, not for a model trained that way.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,29 +54,31 @@ def _with_norms(
     layer: AttentionLayer, change: Callable[[Tensor], Tensor], roles: Sequence[str] = SIGNED_NORMS
 ) -> AttentionLayer:
     norms = {
-        role: dataclasses.replace(norm, weight=change(norm.weight)) if role in roles else norm
+        role: replace(norm, weight=change(norm.weight)) if role in roles else norm
         for role, norm in layer.weights.norms.items()
     }
-    return dataclasses.replace(layer, weights=dataclasses.replace(layer.weights, norms=norms))
+    return _with_weights(layer, norms=norms)
 
 
-def _flipped(layer: AttentionLayer) -> AttentionLayer:
-    return _with_norms(layer, torch.neg, (flipped_norm(layer.weights.norms),))
+def _with_weights(layer: AttentionLayer, **changes: Any) -> AttentionLayer:
+    return replace(layer, weights=replace(layer.weights, **changes))
 
 
 def _scaled(layer: AttentionLayer, factor: float) -> AttentionLayer:
     gain = layer.weights.gain
     ones = torch.ones(layer.weights.d_model, dtype=layer.dtype, device=layer.weights.w_o.device)
-    weights = dataclasses.replace(layer.weights, gain=factor * (ones if gain is None else gain.to(ones)))
-    return dataclasses.replace(layer, weights=weights)
-
-
-def _scaled_map(layer: AttentionLayer, factor: float) -> AttentionLayer:
-    weights = layer.weights
-    return dataclasses.replace(layer, weights=dataclasses.replace(weights, w_v=weights.w_v.to(layer.dtype) * factor))
+    return _with_weights(layer, gain=factor * (ones if gain is None else gain.to(ones)))
 
 
 # --- by name --------------------------------------------------------------------------------------------------------
+
+
+def _same(value):  # type: ignore[no-untyped-def]  # a layer or an attention, returned as it is
+    return value
+
+
+def _applies(layer: AttentionLayer) -> str | None:
+    return None
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -85,17 +87,13 @@ class WhatIf:
 
     name: str
     """As it was asked for."""
-    layer: Callable[[AttentionLayer], AttentionLayer]
-    attention: Callable[[Attention], Attention]
+    layer: Callable[[AttentionLayer], AttentionLayer] = _same
+    attention: Callable[[Attention], Attention] = _same
     operator: Callable[[AttentionLayer, LayerOperator], LayerOperator | None] = lambda layer, operator: None
     """What the change makes of the layer's operator where it only shifts or scales it, so that its eigenvalues can be
     read where those of the layer as it is are found; `None` elsewhere."""
-    why_not: Callable[[AttentionLayer], str | None] = lambda layer: None
+    why_not: Callable[[AttentionLayer], str | None] = _applies
     """Why the change means nothing for a layer; `None` where it does."""
-
-
-def _same(value):  # type: ignore[no-untyped-def]  # a layer or an attention, returned as it is
-    return value
 
 
 def _no_norm_on_branch(layer: AttentionLayer) -> str | None:
@@ -120,16 +118,10 @@ def _no_pairs(layer: AttentionLayer) -> str | None:
 Builder = Callable[..., WhatIf]
 
 
-def _applies(layer: AttentionLayer) -> str | None:
-    return None
-
-
 def _attention_only(
     function: Callable[..., Attention], why_not: Callable[[AttentionLayer], str | None] = _applies
 ) -> Builder:
-    return lambda name, *numbers: WhatIf(
-        name=name, layer=_same, attention=lambda a: function(a, *numbers), why_not=why_not
-    )
+    return lambda name, *numbers: WhatIf(name=name, attention=lambda a: function(a, *numbers), why_not=why_not)
 
 
 def _layer_only(
@@ -141,7 +133,6 @@ def _layer_only(
         return WhatIf(
             name=name,
             layer=lambda layer: change(layer, *numbers),
-            attention=_same,
             operator=lambda layer, found: operator(layer, found, *numbers),
             why_not=why_not,
         )
@@ -150,20 +141,13 @@ def _layer_only(
 
 
 def _times(operator: LayerOperator, factor: float) -> LayerOperator | None:
-    return dataclasses.replace(operator, scale=operator.scale / factor) if factor else None
-
-
-def _map_times(layer: AttentionLayer, operator: LayerOperator, factor: float) -> LayerOperator | None:
-    """A norm on the branch would divide the factor out again."""
-    return None if layer.norm_on_branch is not None else _times(operator, factor)
+    return replace(operator, scale=operator.scale / factor) if factor else None
 
 
 def _feat_scale(name: str, t1: float, t2: float) -> WhatIf:
     def change(layer: AttentionLayer) -> AttentionLayer:
         bias = layer.weights.b_o  # a part of Y that all tokens share, so that it is scaled with LC
-        if bias is None:
-            return layer
-        return dataclasses.replace(layer, weights=dataclasses.replace(layer.weights, b_o=(1 + t1) * bias))
+        return layer if bias is None else _with_weights(layer, b_o=(1 + t1) * bias)
 
     def why_not(layer: AttentionLayer) -> str | None:
         return "a norm on the branch undoes it in part" if layer.norm_on_branch is not None else None
@@ -180,9 +164,8 @@ def _layernorm_scaling(name: str, number: float) -> WhatIf:
     def change(layer: AttentionLayer) -> AttentionLayer:
         norm = layer.weights.norms["attn_norm"]
         bias = None if norm.bias is None else formulas.layernorm_scaling(norm.bias, number)
-        scaled = dataclasses.replace(norm, weight=formulas.layernorm_scaling(norm.weight, number), bias=bias)
-        norms = {**layer.weights.norms, "attn_norm": scaled}
-        return dataclasses.replace(layer, weights=dataclasses.replace(layer.weights, norms=norms))
+        scaled = replace(norm, weight=formulas.layernorm_scaling(norm.weight, number), bias=bias)
+        return _with_weights(layer, norms={**layer.weights.norms, "attn_norm": scaled})
 
     def why_not(layer: AttentionLayer) -> str | None:
         return "no norm stands before its attention" if layer.norm_before is None else None
@@ -190,66 +173,58 @@ def _layernorm_scaling(name: str, number: float) -> WhatIf:
     return WhatIf(name=name, layer=change, attention=lambda a: formulas.tempered(a, number), why_not=why_not)
 
 
-def _no_biases(name: str) -> WhatIf:
-    return WhatIf(
-        name=name,
-        layer=lambda layer: dataclasses.replace(layer, has_biases=False),
-        attention=_same,
-        operator=lambda layer, operator: operator,
-    )
-
-
 def _interval(name: str, low: float, high: float) -> WhatIf:
     """What `edit` with this interval would write, and `constrain` would start from."""
     form = EigenvalueForm(low=low, high=high)
-    return WhatIf(
-        name=name,
-        layer=lambda layer: dataclasses.replace(layer, weights=kept_weights(layer.weights, form)),
-        attention=_same,
-        why_not=_no_guarantee,
-    )
+
+    def change(layer: AttentionLayer) -> AttentionLayer:
+        return replace(layer, weights=kept_weights(layer.weights, form))
+
+    return WhatIf(name=name, layer=change, why_not=_no_guarantee)
 
 
-WHAT_IFS: dict[str, tuple[str, Builder, int, int]] = {
+WHAT_IFS: dict[str, tuple[str, Builder]] = {
     "no_skip": (
         "",
-        _layer_only(
-            lambda layer: dataclasses.replace(layer, skip=0.0),
-            lambda layer, operator: dataclasses.replace(operator, skip=0.0),
-        ),
-        0,
-        0,
+        _layer_only(lambda layer: replace(layer, skip=0.0), lambda layer, operator: replace(operator, skip=0.0)),
     ),
     "flip_norms": (
         "",
-        _layer_only(_flipped, lambda layer, operator: _times(operator, -1.0), why_not=_no_norm_on_branch),
-        0,
-        0,
+        _layer_only(
+            lambda layer: _with_norms(layer, torch.neg, (flipped_norm(layer.weights.norms),)),
+            lambda layer, operator: _times(operator, -1.0),
+            _no_norm_on_branch,
+        ),
     ),
-    "positive_norms": ("", _layer_only(lambda layer: _with_norms(layer, torch.abs), why_not=_no_norm_on_branch), 0, 0),
-    "no_biases": ("", _no_biases, 0, 0),
-    "scale": ("FACTOR", _layer_only(_scaled_map, _map_times), 1, 1),
-    "interval": ("LOW,HIGH", _interval, 2, 2),
-    "layerscale": ("GAIN", _layer_only(_scaled, lambda layer, operator, gain: _times(operator, gain)), 1, 1),
+    "positive_norms": ("", _layer_only(lambda layer: _with_norms(layer, torch.abs), why_not=_no_norm_on_branch)),
+    "no_biases": ("", _layer_only(lambda layer: replace(layer, has_biases=False), lambda layer, operator: operator)),
+    "scale": (
+        "FACTOR",
+        _layer_only(
+            lambda layer, factor: _with_weights(layer, w_v=layer.weights.w_v.to(layer.dtype) * factor),
+            # A norm on the branch would divide the factor out again.
+            lambda layer, operator, factor: None if layer.norm_on_branch is not None else _times(operator, factor),
+        ),
+    ),
+    "interval": ("LOW,HIGH", _interval),
+    "layerscale": ("GAIN", _layer_only(_scaled, lambda layer, operator, gain: _times(operator, gain))),
     "residual_scaling": (
         "LAYERS",
         _layer_only(
             lambda layer, count: _scaled(layer, count**-0.5),
             lambda layer, operator, count: _times(operator, count**-0.5),
         ),
-        1,
-        1,
     ),
-    "attnscale": ("W", _attention_only(attn_scale), 1, 1),
-    "featscale": ("T1,T2", _feat_scale, 2, 2),
-    "centered": ("", _attention_only(centred_attention), 0, 0),
-    "gfsa": ("W0,W1,WK[,K]", _attention_only(gfsa), 3, 4),
-    "layernorm_scaling": ("LAYER", _layernorm_scaling, 1, 1),
-    "tempscale": ("T", _attention_only(formulas.tempered), 1, 1),
-    "differential": ("SHARE", _attention_only(differential, _no_pairs), 1, 1),
-    "gate": ("GAIN", _attention_only(formulas.gate), 1, 1),
+    "attnscale": ("W", _attention_only(attn_scale)),
+    "featscale": ("T1,T2", _feat_scale),
+    "centered": ("", _attention_only(centred_attention)),
+    "gfsa": ("W0,W1,WK[,K]", _attention_only(gfsa)),
+    "layernorm_scaling": ("LAYER", _layernorm_scaling),
+    "tempscale": ("T", _attention_only(formulas.tempered)),
+    "differential": ("SHARE", _attention_only(differential, _no_pairs)),
+    "gate": ("GAIN", _attention_only(formulas.gate)),
 }
-"""Name to what follows it, how it is built, and how few and how many numbers it takes."""
+"""Name to the numbers that follow it, those in brackets optional, and how it is built."""
 
 RANGES: dict[str, tuple[Callable[..., bool], str]] = {
     "residual_scaling": (lambda layers: layers >= 1, "LAYERS with at least one layer"),
@@ -269,6 +244,17 @@ OUTSIDE = {
 """Interventions that are outside the eigenvalue picture: they can only be measured."""
 
 
+def counts(form: str) -> tuple[int, int]:
+    """How few and how many numbers follow a what-if.
+
+    >>> counts(""), counts("LOW,HIGH"), counts("W0,W1,WK[,K]")
+    ((0, 0), (2, 2), (3, 4))
+    """
+    needed, _, optional = form.partition("[")
+    fewest = len(needed.split(",")) if needed else 0
+    return fewest, fewest + optional.count(",")
+
+
 def what_if(text: str) -> WhatIf:
     """The change that `name` or `name:numbers` asks for; raises on an unknown name and on wrong numbers."""
     name, _, rest = text.strip().partition(":")
@@ -278,7 +264,8 @@ def what_if(text: str) -> WhatIf:
         raise NotSupported(name, "as a what-if", f"{OUTSIDE[name]}, so its spectrum is not known", advice)
     if name not in WHAT_IFS:
         raise UnknownName("what-if", name, tuple(WHAT_IFS))
-    form, build, fewest, most = WHAT_IFS[name]
+    form, build = WHAT_IFS[name]
+    fewest, most = counts(form)
     try:
         numbers = [float(part) for part in rest.split(",")] if rest else []
     except ValueError as error:

@@ -125,7 +125,8 @@ def _records(file: Path, raw: io.BufferedIOBase, tally: Tally, limit: int) -> It
         return _parquet(file, raw)
     stream: Any = raw
     if name.endswith(".zst"):
-        stream = _decompressed(raw)
+        pyarrow = _pyarrow("reading .zst files")
+        stream = io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd"), 2**20)
     elif name.endswith(".gz"):
         stream = gzip.GzipFile(fileobj=raw)
     if ".jsonl" in name or ".json." in name:
@@ -133,12 +134,12 @@ def _records(file: Path, raw: io.BufferedIOBase, tally: Tally, limit: int) -> It
     return _paragraphs(file, stream, tally, limit)
 
 
-def _decompressed(raw: io.BufferedIOBase) -> io.BufferedReader:
+def _pyarrow(needed_for: str) -> Any:
     try:
-        import pyarrow
+        import pyarrow.parquet
     except ImportError as error:
-        raise MissingDependency("pyarrow", "hf", "reading .zst files") from error
-    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd"), 2**20)
+        raise MissingDependency("pyarrow", "hf", needed_for) from error
+    return pyarrow
 
 
 def _usable(text: Callable[[], Any], where: str, tally: Tally) -> str | None:
@@ -240,22 +241,16 @@ def _decoded(data: bytes, cut: tuple[Tally, str] | None) -> str:
 
 # Not with the datasets library, as other tables: that holds a row group at a time, which may be a gigabyte of text.
 def _parquet(file: Path, raw: io.BufferedIOBase) -> Iterator[Record]:
+    pyarrow = _pyarrow("reading .parquet files")
     try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingDependency("pyarrow", "hf", "reading .parquet files") from error
-    try:
-        table = parquet.ParquetFile(raw, pre_buffer=False)
+        table = pyarrow.parquet.ParquetFile(raw, pre_buffer=False)
     except pyarrow.ArrowException as error:
         raise UnreadableData(str(file), "a Parquet file", first_line(error)) from error
     if "text" not in table.schema_arrow.names:
         raise UnreadableData(str(file), "a column 'text'", f"the columns {', '.join(table.schema_arrow.names)}")
-    number = 0
-    for batch in table.iter_batches(batch_size=64, columns=["text"]):
-        for value in batch.column(0):
-            number += 1
-            yield number, f"{file}, row {number}", value.as_py
+    values = (value for batch in table.iter_batches(batch_size=64, columns=["text"]) for value in batch.column(0))
+    for number, value in enumerate(values, start=1):
+        yield number, f"{file}, row {number}", value.as_py
 
 
 def _hub(source: str, tally: Tally, skip: int) -> Iterator[str]:
@@ -391,21 +386,17 @@ def batches_of_texts(tokenizer: Any, texts: Iterator[str]) -> Iterator[list[tupl
 
 
 def _tokenized(tokenizer: Any, batch: list[str]) -> list[tuple[Tokens, int]]:
-    short = [text for text in batch if len(text) <= BATCH_CHARACTERS]
-    encodings = iter(tokenizer.encode_batch_fast(short, add_special_tokens=False))
+    def ids(texts: list[str]) -> list[Tokens]:
+        encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [numpy.asarray(each.ids, numpy.uint16) for each in encoded]
+
+    short = iter(ids([text for text in batch if len(text) <= BATCH_CHARACTERS]))
     found = []
     for text in batch:
-        if len(text) <= BATCH_CHARACTERS:
-            tokens = _ids(next(encodings))
-        else:
-            parts = (tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0] for piece in pieces(text))
-            tokens = numpy.concatenate([_ids(part) for part in parts])
+        is_long = len(text) > BATCH_CHARACTERS
+        tokens = numpy.concatenate([ids([piece])[0] for piece in pieces(text)]) if is_long else next(short)
         found.append((tokens, len(text)))
     return found
-
-
-def _ids(encoding: Any) -> Tokens:
-    return numpy.asarray(encoding.ids, numpy.uint16)
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -423,9 +414,7 @@ class Packer:
     """Joins documents by [SEP] and writes whole sequences; what is left over waits for the next document."""
 
     def __init__(self, file: BinaryIO, length: int, sequences: int, left: list[int]):
-        self._file = file
-        self._length = length
-        self.sequences = sequences
+        self._file, self._length, self.sequences = file, length, sequences
         self._left: Tokens = numpy.asarray(left, numpy.uint16)
 
     @classmethod
@@ -547,11 +536,10 @@ class Corpus:
 
     def sequences(self, split: str) -> NDArray[numpy.uint16]:
         """(sequence, token) of `train` or `validation`, mapped and not read."""
-        path = self.folder / f"{split}.bin"
         count = int(self.facts["sequences"][split])
         if not count:
             return numpy.empty((0, self.length), numpy.uint16)
-        return numpy.memmap(path, numpy.uint16, "r", shape=(count, self.length))
+        return numpy.memmap(self.folder / f"{split}.bin", numpy.uint16, "r", shape=(count, self.length))
 
     def order(self) -> NDArray[numpy.uint32] | None:
         """The order in which training reads its sequences, where there is a curriculum."""
@@ -664,8 +652,8 @@ def _packed(settings: CorpusSettings, folder: Path, tokenizer: Any, stage: Stage
                 if settings.trash_cutoff is not None and len(tokens) > settings.trash_cutoff * characters:
                     tally.skip("too many tokens per character", f"{settings.source}, around record {tally.records}")
                 elif len(tokens):
-                    held_out = _is_held_out(read, settings.validation_fraction)
-                    (validation if held_out else train).add(tokens)
+                    spread = (read * 2654435761 + 1) % 2**32 / 2**32  # of consecutive numbers evenly over [0, 1)
+                    (validation if spread >= 1 - settings.validation_fraction else train).add(tokens)
                 read += 1
             if number % CHECKPOINT_BATCHES == 0:
                 save()
@@ -673,11 +661,6 @@ def _packed(settings: CorpusSettings, folder: Path, tokenizer: Any, stage: Stage
                 train.cut(settings.max_sequences)
                 break
         return save()
-
-
-def _is_held_out(number: int, fraction: float) -> bool:
-    """Whether a document is for validation: multiplicative hashing spreads consecutive numbers evenly over [0, 1)."""
-    return (number * 2654435761 + 1) % 2**32 / 2**32 >= 1 - fraction
 
 
 def unigram_entropy(path: Path, vocabulary: int) -> float:

@@ -143,20 +143,19 @@ def cut_off(split: ImageSplit, count: int, seed: int, what: str) -> tuple[ImageS
     """All but the last `count` of a seeded shuffle, each part in its old order, and those last ones."""
     if not 0 < count < len(split):
         raise BadValue(what, count, f"above 0 and below {len(split)}, the number of images")
-    order = numpy.random.default_rng(seed).permutation(len(split))
-    return _apart(split, set(order[-count:].tolist()))
+    return _apart(split, seed, slice(-count, None))
 
 
 def fold_out(split: ImageSplit, folds: int, fold: int, seed: int) -> tuple[ImageSplit, ImageSplit]:
     """All but one of `folds` parts of a seeded shuffle, and that part, each in its old order; each image is in one part."""
-    order = numpy.random.default_rng(seed).permutation(len(split))
-    return _apart(split, set(order[fold::folds].tolist()))
+    return _apart(split, seed, slice(fold, None, folds))
 
 
-def _apart(split: ImageSplit, held_out: set[int]) -> tuple[ImageSplit, ImageSplit]:
-    parts = ([i for i in range(len(split)) if i not in held_out], sorted(held_out))
-    rest, held = (ImageSplit(split.images, [split.positions[i] for i in part]) for part in parts)
-    return rest, held
+def _apart(split: ImageSplit, seed: int, held_out: slice) -> tuple[ImageSplit, ImageSplit]:
+    held = set(numpy.random.default_rng(seed).permutation(len(split))[held_out].tolist())
+    parts = ([i for i in range(len(split)) if i not in held], sorted(held))
+    rest, out = (ImageSplit(split.images, [split.positions[i] for i in part]) for part in parts)
+    return rest, out
 
 
 def share(split: ImageSplit, fraction: float, seed: int) -> ImageSplit:
@@ -191,11 +190,6 @@ LARGEST_FILE = 1 << 30
 CifarSplit = tuple[numpy.ndarray, list[int]]
 
 
-def is_cifar(path: Path) -> bool:
-    """Whether this looks like the archive, the folder inside it, or a folder that holds either."""
-    return path.name.endswith((".tar.gz", ".tgz")) or _cifar_folder(path) is not None
-
-
 def read_cifar(path: Path) -> dict[str, CifarSplit]:
     """Pixels `(image, row, column, channel)` and labels of `train` and `test`; fine labels where there are two kinds."""
     folder = _cifar_folder(path)
@@ -212,9 +206,9 @@ def read_cifar(path: Path) -> dict[str, CifarSplit]:
             members = {Path(m.name).name: m for m in files if Path(m.name).parent.name == name}
 
             def read(member: str) -> bytes:
-                if members[member].size > LARGEST_FILE:
-                    found = f"{members[member].size} bytes"
-                    raise BrokenFile(f"{path}/{member}", f"at most {LARGEST_FILE} bytes", found)
+                size = members[member].size
+                if size > LARGEST_FILE:
+                    raise BrokenFile(f"{path}/{member}", f"at most {LARGEST_FILE} bytes", f"{size} bytes")
                 opened = archive.extractfile(members[member])
                 assert opened is not None, "only files were listed"
                 return opened.read()
@@ -371,7 +365,7 @@ def open_images(settings: VisionData, data: str | None) -> ImageSource:
     path = Path(name).expanduser()
     if name == "digits":
         return _digits()
-    if is_cifar(path):
+    if path.name.endswith((".tar.gz", ".tgz")) or _cifar_folder(path) is not None:
         found = read_cifar(path)
         train, test = (ArrayImages(*found[name]) for name in ("train", "test"))
         return ImageSource(train, test, f"CIFAR archive {path}")
@@ -381,9 +375,7 @@ def open_images(settings: VisionData, data: str | None) -> ImageSource:
     if path.is_file() and path.suffix.lower() == ".parquet":
         return _parquet(path, [path], settings)
     if path.exists() or path.is_absolute():
-        expected = (
-            "a CIFAR archive (.tar.gz), a parquet file, a folder of images or of parquet files, or an id on the hub"
-        )
+        expected = "a CIFAR archive (.tar.gz), a parquet file, a folder of images or parquet files, or an id on the hub"
         raise UnreadableData(name, expected, "a file of another kind" if path.exists() else "nothing")
     return _hub(name, settings)
 
@@ -426,17 +418,13 @@ def _files(root: Path, classes: list[str]) -> Images:
     for label, name in enumerate(classes):
         inside = sorted(p for p in (root / name).rglob("*") if p.suffix.lower() in IMAGE_ENDINGS)
         if not inside:
-            raise UnreadableData(str(root / name), f"images ({', '.join(sorted(IMAGE_ENDINGS))})", _inside(root / name))
+            others = [p for p in (root / name).rglob("*") if p.is_file()]
+            endings = ", ".join(sorted({p.suffix.lower() or "no ending" for p in others})[:4])
+            found = f"{len(others)} files of other kinds ({endings})" if others else "nothing"
+            raise UnreadableData(str(root / name), f"images ({', '.join(sorted(IMAGE_ENDINGS))})", found)
         names += [str(p.relative_to(root)) for p in inside]
         labels += [label] * len(inside)
     return DecodedOnce(FileImages(root, names, labels))
-
-
-def _inside(folder: Path) -> str:
-    """What lies in a folder that has no images, in words."""
-    files = [p for p in folder.rglob("*") if p.is_file()]
-    endings = ", ".join(sorted({p.suffix.lower() or "no ending" for p in files})[:4])
-    return f"{len(files)} files of other kinds ({endings})" if files else "nothing"
 
 
 def _parquet(path: Path, tables: list[Path], settings: VisionData) -> ImageSource:
@@ -482,9 +470,7 @@ def _class_names(table: Any, settings: VisionData, where: str) -> Sequence[str]:
     """Names of the labels: declared by the table, or the words that stand in the place of numbers."""
     column = _label_column(table, settings, where)
     declared = getattr(table.features[column], "names", None)
-    if declared:
-        return list(declared)
-    return sorted(label for label in table.unique(column) if isinstance(label, str))
+    return list(declared or sorted(label for label in table.unique(column) if isinstance(label, str)))
 
 
 def _number(label: object, classes: Sequence[str], where: str) -> int:

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from oversmooth.environment.files import make_folder, write_text_whole
-from oversmooth.errors import BadValue, NotDivisible, OddNumber, UnreadableData
+from oversmooth.errors import BadValue, UnreadableData
 from oversmooth.models.live import register_own_models
 from oversmooth.recipes.corpus import Corpus, CorpusSettings, prepare_corpus
 from oversmooth.recipes.cramming import (
@@ -35,10 +35,8 @@ from oversmooth.recipes.cramming import (
 from oversmooth.recipes.recipe import (
     Count,
     Depth,
-    Evaluate,
     Intervals,
     Job,
-    Numbers,
     Recipe,
     RecipeSection,
     Share,
@@ -46,7 +44,7 @@ from oversmooth.recipes.recipe import (
     Width,
     require_possible,
 )
-from oversmooth.recipes.train import RecipeKind, RunRequest
+from oversmooth.recipes.train import RecipeKind, RunRequest, process_count
 from oversmooth.results import Progress
 
 Positive = Annotated[float, Field(gt=0)]
@@ -89,9 +87,9 @@ class LanguageModel(RecipeSection):
     @model_validator(mode="after")
     def _sizes_divide(self) -> "LanguageModel":
         if self.width % self.heads:
-            raise NotDivisible("model.width", self.width, "model.heads", self.heads)
+            raise BadValue("model.width", self.width, f"divisible by model.heads ({self.heads})")
         if self.feed_forward % 2:
-            raise OddNumber("model.feed_forward", self.feed_forward, "its gate takes one half")
+            raise BadValue("model.feed_forward", self.feed_forward, "even, because its gate takes one half")
         require_possible(self.layers, self.width, self.feed_forward)
         return self
 
@@ -120,7 +118,7 @@ class LanguageTraining(RecipeSection):
     @model_validator(mode="after")
     def _quantum_divides(self) -> "LanguageTraining":
         if self.ramp and self.batch % self.ramp_quantum:
-            raise NotDivisible("training.batch", self.batch, "training.ramp_quantum", self.ramp_quantum)
+            raise BadValue("training.batch", self.batch, f"divisible by training.ramp_quantum ({self.ramp_quantum})")
         return self
 
 
@@ -227,11 +225,17 @@ def language_job(recipe: Recipe, data: str | None, request: RunRequest) -> Job:
         steps=settings.steps,
         batch=settings.batch,
         learning_rate=partial(learning_rate, recipe, plan),
-        rhythm=_rhythm(recipe.watch),
+        rhythm=Intervals(
+            log=recipe.watch.log_every,
+            monitor=recipe.watch.monitor_every,
+            evaluate=recipe.watch.evaluate_every,
+            save=recipe.watch.save_every,
+        ),
         probe=[probe(judged if len(judged) else corpus.sequences("train"), recipe.watch.probe_sequences)],
         save=partial(save_model, corpus),
         decays=decays,
-        final=partial(_against_frequencies, float(corpus.facts["unigram_entropy"])),
+        # The loss of guessing by frequency alone, to be seen beside the loss of the model.
+        final=lambda evaluate: {"unigram_entropy": float(corpus.facts["unigram_entropy"])},
         callbacks=[clock_callback(plan)] if isinstance(plan, ClockPlan) else [],
         state=plan if isinstance(plan, ClockPlan) else None,
         trainer_base=partial(cramming_trainer, batches, plan, recipe.hardware.micro_batch),
@@ -246,23 +250,17 @@ def language_job(recipe: Recipe, data: str | None, request: RunRequest) -> Job:
 
 
 def _require_processes(recipe: LanguageRecipe) -> None:
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    settings = recipe.training
-    smallest = settings.ramp_quantum if settings.ramp else settings.batch
-    if smallest % processes:
-        key = "training.ramp_quantum" if settings.ramp else "training.batch"
-        raise NotDivisible(key, smallest, "the number of processes", processes)
-
-
-def cache_folder() -> Path:
-    """Where corpora are kept: `$OVERSMOOTH_CACHE`, or the user's cache."""
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return Path(os.environ.get(CACHE, home / "oversmooth")).expanduser() / "corpora"
+    settings, processes = recipe.training, process_count()
+    key = "ramp_quantum" if settings.ramp else "batch"
+    if (smallest := getattr(settings, key)) % processes:
+        raise BadValue(f"training.{key}", smallest, f"divisible by the number of processes ({processes})")
 
 
 def load_corpus(data: LanguageData, given: str | None) -> Corpus:
     """The corpus of a recipe, or of `--data`; what was passed over is said once."""
-    cache, source = cache_folder(), given or data.source
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    cache = Path(os.environ.get(CACHE, home / "oversmooth")).expanduser() / "corpora"
+    source = given or data.source
     if source == PYTHON_DOCS:
         make_folder(cache)
         source = str(python_docs(cache))
@@ -341,17 +339,6 @@ def learning_rate(recipe: LanguageRecipe, plan: Plan, step: int, steps: int) -> 
         start_share=settings.start_share,
         peak_at=settings.peak_at,
     )
-
-
-def _rhythm(watch: LanguageWatch) -> Intervals:
-    return Intervals(
-        log=watch.log_every, monitor=watch.monitor_every, evaluate=watch.evaluate_every, save=watch.save_every
-    )
-
-
-def _against_frequencies(entropy: float, evaluate: Evaluate) -> Numbers:
-    """The loss of guessing by frequency alone, to be seen beside the loss of the model."""
-    return {"unigram_entropy": entropy}
 
 
 KIND = RecipeKind(recipe=LanguageRecipe, job=language_job)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from oversmooth.analysis import Stage, analyze
 from oversmooth.environment.files import make_folder, write_text_whole
-from oversmooth.errors import BadValue, GivenTwice, MissingValue, UnknownName, UnusableEncoder, first_line
+from oversmooth.errors import BadValue, MissingValue, NotSupported, UnknownName, first_line
 from oversmooth.models.inputs import longest_text
 from oversmooth.models.live import load_model, register_own_models
 from oversmooth.models.open import open_source
@@ -108,7 +108,7 @@ def load_encoder(checkpoint: str) -> Any:
     encoder: Any = load_model(source, "finetune")
     config = encoder.config if hasattr(encoder, "config") else None
     if config is None or getattr(encoder, "main_input_name", "") != "input_ids" or config.is_encoder_decoder:
-        raise UnusableEncoder(checkpoint, "text into one vector per token", f"a {type(encoder).__name__}")
+        raise _cannot_finetune(checkpoint, "text into one vector per token", f"a {type(encoder).__name__}")
     for module in encoder.modules():
         if isinstance(module, nn.Dropout):
             module.p = DROPOUT
@@ -129,12 +129,18 @@ def load_tokenizer(checkpoint: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, local_files_only=Path(place).is_dir())
     except Exception as error:  # transformers raises OSError, ValueError, ImportError and tokenizers' own
-        raise UnusableEncoder(checkpoint, "a tokenizer beside the weights", first_line(error)) from error
+        raise _cannot_finetune(checkpoint, "a tokenizer beside the weights", first_line(error)) from error
     if not tokenizer.is_fast:
-        raise UnusableEncoder(checkpoint, "a tokenizer that knows places in the text (tokenizer.json)", "a slow one")
+        expected = "a tokenizer that knows places in the text (tokenizer.json)"
+        raise _cannot_finetune(checkpoint, expected, "a slow one")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # masked out, so that any token will do
     return tokenizer
+
+
+def _cannot_finetune(checkpoint: str, expected: str, found: str) -> NotSupported:
+    advice = "Give the folder or hub id of a text encoder (BERT or similar) with its tokenizer."
+    return NotSupported("Fine-tuning", f"for {checkpoint!r}", f"expected {expected}, found {found}", advice)
 
 
 def save_classifier(tokenizer: Any, model: nn.Module, folder: Path) -> None:
@@ -340,8 +346,8 @@ def finetune(
     """Everything that `oversmooth finetune` does."""
     if not seeds:
         raise MissingValue("--seeds")
-    if twice := [seed for seed in seeds if list(seeds).count(seed) > 1]:
-        raise GivenTwice("The seed", twice[0])
+    if len(set(seeds)) < len(seeds):
+        raise BadValue("--seeds", list(seeds), "seeds that are all different")
     recipe, names = chosen_setting(setting, overrides), chosen_tasks(tasks)
     trained = [name for name in names if name in MAIN]
     diagnostic = [name for name in names if name in DIAGNOSTIC]

@@ -381,9 +381,8 @@ class Collate:
             batch["span_mask"] = torch.zeros(len(rows), len(rows[0]["spans"]), length)
         for number, row in enumerate(rows):
             size = len(row["input_ids"])
-            for name in ("input_ids", "token_type_ids"):
-                if name in row:
-                    batch[name][number, :size] = torch.tensor(row[name])
+            for name in batch.keys() & {"input_ids", "token_type_ids"}:
+                batch[name][number, :size] = torch.tensor(row[name])
             batch["attention_mask"][number, :size] = 1
             for span, tokens in enumerate(row["spans"]):
                 batch["span_mask"][number, span, tokens] = 1

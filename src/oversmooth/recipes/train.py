@@ -31,7 +31,6 @@ from oversmooth.errors import (
     BadValue,
     CannotControl,
     CannotResume,
-    NotDivisible,
     NotWritable,
     OversmoothError,
     TrainingStopped,
@@ -86,6 +85,11 @@ class FinishedRun:
     manifest: Manifest
     results: Numbers
     analysis: Analysis | None
+
+
+def process_count() -> int:
+    """How many processes train together; before torch.distributed is set up."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_first_process() -> bool:
@@ -172,9 +176,8 @@ def _training_arguments(job: Job, request: RunRequest) -> Any:
     with without_kernel_hint():
         from transformers import TrainingArguments
 
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
     hardware, rhythm, has_gpu = job.recipe.hardware, job.rhythm, torch.cuda.is_available()
-    micro, parts = parts_of_a_batch(job.batch, processes, hardware.micro_batch)
+    micro, parts = parts_of_a_batch(job.batch, process_count(), hardware.micro_batch)
     ours: dict[str, Any] = {
         "output_dir": str(request.out / "checkpoints"),
         "max_steps": job.steps,
@@ -212,10 +215,10 @@ def parts_of_a_batch(batch: int, processes: int, micro_batch: int) -> tuple[int,
     """Examples at once in every process, and how often they are accumulated."""
     share, rest = divmod(batch, processes)
     if rest:
-        raise NotDivisible("training.batch", batch, "the number of processes", processes)
+        raise BadValue("training.batch", batch, f"divisible by the number of processes ({processes})")
     micro = min(micro_batch or share, share)
     if share % micro:
-        raise NotDivisible("The batch of one process", share, "hardware.micro_batch", micro_batch)
+        raise BadValue("The batch of one process", share, f"divisible by hardware.micro_batch ({micro_batch})")
     return micro, share // micro
 
 

@@ -8,6 +8,7 @@ sign put into H. Each control changes one of them. All forms of one seed start f
 import copy
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -61,16 +62,8 @@ def put_on(
     generator = torch.Generator().manual_seed(seed)
     if variant in FORMS:
         form = FORMS[variant]
-        constrain(
-            model,
-            low=form.low,
-            high=form.high,
-            basis=basis,
-            positive_norms=positive_norms,
-            scale=form.scale,
-            init="fresh",
-            generator=generator,
-        )
+        options: Any = {"basis": basis, "positive_norms": positive_norms, "scale": form.scale}
+        constrain(model, low=form.low, high=form.high, init="fresh", generator=generator, **options)
         if form.start is not None:
             _start_inside(model, form, form.start)
     elif variant == MATCHED:
@@ -79,10 +72,14 @@ def put_on(
         apply(model, variant)
 
 
+def _eigenbases(model: nn.Module) -> set[Eigenbasis]:
+    return {part for part in model.modules() if isinstance(part, Eigenbasis)}
+
+
 @torch.no_grad()
 def _start_inside(model: nn.Module, form: FormOfH, start: tuple[float, float]) -> None:
     """Moves the draws from the whole interval into the part of it where they shall start."""
-    for eigenbasis in {part for part in model.modules() if isinstance(part, Eigenbasis)}:
+    for eigenbasis in _eigenbases(model):
         drawn = (eigenbasis.psi - form.low) / (form.high - form.low)
         eigenbasis.psi.copy_(start[0] + (start[1] - start[0]) * drawn)
 
@@ -94,7 +91,7 @@ def _start_orthogonal(model: nn.Module, generator: torch.Generator) -> None:
     The outputs are turned by a rotation of their own, so that H has no preferred sign, no symmetry and no identity part.
     """
     constrain(model, low=0.0, high=1.0, init="fresh", generator=generator)
-    for eigenbasis in {part for part in model.modules() if isinstance(part, Eigenbasis)}:
+    for eigenbasis in _eigenbases(model):
         eigenbasis.psi.fill_(1 / math.sqrt(3))
     bake(model)
     source = open_source(model)

@@ -4,7 +4,6 @@ A sample of the training images, evenly spaced and always the same, says how lar
 their mean and deviation per channel. Nothing is inferred from test images.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from PIL import Image
 from torch import Tensor, nn
 
-from oversmooth.errors import BadRecipe, BadValue, NotDivisible, OddNumber, UnreadableData
+from oversmooth.errors import BadRecipe, BadValue, UnreadableData
 from oversmooth.recipes.augment import (
     GRID_IMAGES,
     DrawSampler,
@@ -39,7 +38,7 @@ from oversmooth.recipes.image_sets import (
     train_and_test,
 )
 from oversmooth.recipes.recipe import Evaluate, Intervals, Job, Numbers, Recipe, parsed, warm_cosine
-from oversmooth.recipes.train import RecipeKind, RunRequest, parts_of_a_batch
+from oversmooth.recipes.train import RecipeKind, RunRequest, parts_of_a_batch, process_count
 from oversmooth.recipes.vision_recipe import VisionRecipe, VisionWatch
 
 ARCHITECTURES = {"patches": "vit_tiny_patch16_224", "convolution": "vit_tiny_r_s16_p8_224"}
@@ -158,7 +157,9 @@ def completed(recipe: VisionRecipe, source: ImageSource, name: str) -> tuple[Vis
     tables = recipe.model_dump(mode="json")
     data, said = tables["data"], []
     if not data["classes"]:
-        said.append(_count_classes(data, source))
+        data["classes"] = len(set(source.train.labels))
+        names = ", ".join(source.classes[:6]) + (", ..." if len(source.classes) > 6 else "")
+        said.append(f"data.classes = {data['classes']}" + (f": {names}" if names else ""))
     if source.test is None and not (data["test_images"] or data["folds"]):
         data["test_images"] = max(1, len(source.train.labels) // HELD_OUT)
         held_out = f"no test images are there, so one in {HELD_OUT} is held out"
@@ -177,13 +178,6 @@ def completed(recipe: VisionRecipe, source: ImageSource, name: str) -> tuple[Vis
             said.append(f"data.{statistic} = {data[statistic]}: of {len(seen.sizes):,} training images")
     lead = f"Inferred from {source.words}: {len(train):,} images for training, {len(test):,} for test."
     return parsed(VisionRecipe, tables, name), [lead, *said]
-
-
-def _count_classes(data: dict[str, Any], source: ImageSource) -> str:
-    count = len(set(source.train.labels))
-    data["classes"] = count
-    names = ", ".join(source.classes[:6]) + (", ..." if len(source.classes) > 6 else "")
-    return f"data.classes = {count}" + (f": {names}" if names else "")
 
 
 def _fill_sizes(tables: dict[str, Any], seen: ImageSample, stride: int) -> list[str]:
@@ -286,12 +280,12 @@ def _fitted(recipe: VisionRecipe, data: str | None, request: RunRequest) -> tupl
 def _require_groups(recipe: VisionRecipe) -> None:
     """Mixing groups must fill what one process sees at once."""
     group = recipe.augmentation.mix_group
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = process_count()
     at_once, _ = parts_of_a_batch(recipe.training.batch, processes, recipe.hardware.micro_batch)
     if group and at_once % group:
-        raise NotDivisible("The batch of one process", at_once, "augmentation.mix_group", group)
+        raise BadValue("The batch of one process", at_once, f"divisible by augmentation.mix_group ({group})")
     if not group and at_once % 2 and (recipe.augmentation.mixup or recipe.augmentation.cutmix):
-        raise OddNumber("The batch of one process", at_once, "images are mixed in pairs")
+        raise BadValue("The batch of one process", at_once, "even, because images are mixed in pairs")
 
 
 def steps_of(recipe: VisionRecipe, per_epoch: int) -> int:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from oversmooth.errors import BadValue, NotDivisible, OddNumber
+from oversmooth.errors import BadValue
 from oversmooth.recipes.recipe import Count, Depth, Recipe, RecipeSection, Share, Width, require_possible
 
 Positive = Annotated[float, Field(gt=0)]
@@ -71,14 +71,16 @@ class VisionModel(RecipeSection):
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> "VisionModel":
         if self.width % self.heads:
-            raise NotDivisible("model.width", self.width, "model.heads", self.heads)
+            raise BadValue("model.width", self.width, f"divisible by model.heads ({self.heads})")
         require_possible(self.depth, self.width, self.mlp_ratio * self.width)
         return self
 
     @model_validator(mode="after")
     def _the_stem_divides_patches(self) -> "VisionModel":
         if self.patch_size % self.stem_stride:
-            raise NotDivisible("model.patch_size", self.patch_size, "the stride of model.stem", self.stem_stride)
+            raise BadValue(
+                "model.patch_size", self.patch_size, f"divisible by the stride of model.stem ({self.stem_stride})"
+            )
         return self
 
     @property
@@ -168,12 +170,13 @@ class VisionRecipe(Recipe):
     def _parts_fit(self) -> "VisionRecipe":
         is_known = self.data.image_size and self.model.patch_size
         if is_known and self.data.image_size % self.model.patch_size:
-            raise NotDivisible("data.image_size", self.data.image_size, "model.patch_size", self.model.patch_size)
+            expected = f"divisible by model.patch_size ({self.model.patch_size})"
+            raise BadValue("data.image_size", self.data.image_size, expected)
         mixes = self.augmentation.mixup > 0 or self.augmentation.cutmix > 0
         group = self.augmentation.mix_group or self.training.batch
         if mixes and group % 2:
             key = "augmentation.mix_group" if self.augmentation.mix_group else "training.batch"
-            raise OddNumber(key, group, "images are mixed in pairs")
+            raise BadValue(key, group, "even, because images are mixed in pairs")
         return self
 
     @property

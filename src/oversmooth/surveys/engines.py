@@ -79,11 +79,10 @@ def processes(
         while remaining or suspects:
             under_way: dict[Future[TargetOutcome], SurveyTarget] = {}
             one_by_one = bool(suspects)
-            pool = ProcessPoolExecutor(1 if one_by_one else workers, context, _begin, (desk, options))
+            size, queue, most = (1, suspects, 1) if one_by_one else (workers, remaining, 2 * workers)
+            pool = ProcessPoolExecutor(size, context, _begin, (desk, options))
             try:
-                yield from _run(
-                    pool, suspects if one_by_one else remaining, under_way, 1 if one_by_one else 2 * workers
-                )
+                yield from _run(pool, queue, under_way, most)
             except BrokenProcessPool:
                 if one_by_one:
                     yield died(next(iter(under_way.values())), options)
@@ -124,11 +123,9 @@ def _one(listed: SurveyTarget) -> TargetOutcome:
 
 def died(listed: SurveyTarget, options: Options) -> TargetOutcome:
     """The row of a target that ends the process it is read in."""
-    known = {"target": listed.target, "year": listed.year, "extremes": options.extremes, "copied": False}
     reason = "the worker process died, most likely for want of memory"
-    return TargetOutcome(
-        listed=listed, rows=(row_without_numbers(known, status="failed", error="WorkerDied", reason=reason),)
-    )
+    row = row_without_numbers(listed.known(options), status="failed", error="WorkerDied", reason=reason)
+    return TargetOutcome(listed=listed, rows=(row,))
 
 
 # --- the same function on Ray Data: on this machine or on a cluster, the desk as a named actor ---
@@ -260,7 +257,7 @@ class Worker:
 
         torch.set_num_threads(1)
         self._options = options
-        self._desk = RayCoordinator(ray.get_actor(desk, namespace=NAMESPACE))
+        self._desk: Any = RayCoordinator(ray.get_actor(desk, namespace=NAMESPACE))
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         outcome = survey_target(SurveyTarget(row["target"], row["year"] or None), self._options, self._desk)
@@ -268,24 +265,13 @@ class Worker:
 
 
 class RayCoordinator:
-    """The calls of a desk, to the actor that it is."""
+    """The calls of a coordinator (`CoordinatorCalls`), each sent to the actor that it is."""
 
     def __init__(self, actor: Any):
         self._actor = actor
 
-    def permit(self, host: str) -> float:
-        return self._ask(self._actor.permit.remote(host))
-
-    def pause(self, host: str, seconds: float) -> None:
-        self._ask(self._actor.pause.remote(host, seconds))
-
-    def claim(self, content: str, target: str) -> bool:
-        return self._ask(self._actor.claim.remote(content, target))
-
-    def release(self, content: str, target: str) -> None:
-        self._ask(self._actor.release.remote(content, target))
-
-    def _ask(self, reference: Any) -> Any:
+    def __getattr__(self, call: str) -> Any:
         import ray
 
-        return ray.get(reference)
+        method = getattr(self._actor, call)
+        return lambda *words: ray.get(method.remote(*words))

@@ -114,15 +114,9 @@ def arrow_schema() -> Any:
     """The same for pyarrow; meanings and the version of the schema go into every file."""
     import pyarrow
 
-    kinds = {
-        "text": pyarrow.string(),
-        "whole": pyarrow.int64(),
-        "number": pyarrow.float64(),
-        "yes or no": pyarrow.bool_(),
-    }
-    fields = [
-        pyarrow.field(column.name, kinds[column.kind], metadata={"meaning": column.meaning}) for column in COLUMNS
-    ]
+    kinds = {"text": pyarrow.string(), "whole": pyarrow.int64(), "number": pyarrow.float64()}
+    kinds["yes or no"] = pyarrow.bool_()
+    fields = [pyarrow.field(each.name, kinds[each.kind], metadata={"meaning": each.meaning}) for each in COLUMNS]
     return pyarrow.schema(fields, metadata={"oversmooth_survey": str(VERSION)})
 
 

@@ -14,7 +14,7 @@ from oversmooth.errors import (
     BadValue,
     Conflict,
     MissingDependency,
-    NothingChosen,
+    MissingValue,
     RemoteUnavailable,
     TargetNotFound,
     UnknownName,
@@ -48,7 +48,7 @@ def listed(
     """The targets, each once, in their order; `author`, `pipeline_tag` and `top` ask the hub instead of a list."""
     is_query = any(option is not None for option in (author, pipeline_tag, top))
     if given is None and not is_query:
-        raise NothingChosen(("a list", "--author", "--pipeline-tag", "--top"))
+        raise MissingValue("A list, --author, --pipeline-tag or --top")
     if given is not None and is_query:
         raise Conflict(("a list", "a query of the hub (--author, --pipeline-tag, --top)"))
     if given is None:
@@ -216,14 +216,10 @@ def survey(
         table = SurveyTable.at(folder, options)
         if retry_failed:
             table.forget("failed")
-        run = _Run(table, options, _engine(engine, workers, address), workers, requests_per_second, progress)
-        return run.everything(wanted)
-
-
-def _engine(name: str, workers: int, address: str | None) -> Engine:
-    if name == "ray":
-        return RayEngine(address)
-    return serial if name == "serial" or (name == "auto" and workers == 1) else processes
+        if engine == "auto":
+            engine = "serial" if workers == 1 else "process"
+        engines: dict[str, Engine] = {"serial": serial, "process": processes, "ray": RayEngine(address)}
+        return _Run(table, options, engines[engine], workers, requests_per_second, progress).everything(wanted)
 
 
 @dataclass
@@ -320,9 +316,8 @@ class _Run:
             self._write()
 
     def _count(self, **more: int) -> None:
-        self.counts = replace(
-            self.counts, **{name: getattr(self.counts, name) + number for name, number in more.items()}
-        )
+        sums = {name: getattr(self.counts, name) + number for name, number in more.items()}
+        self.counts = replace(self.counts, **sums)
 
     def _write(self) -> None:
         with self._lock:

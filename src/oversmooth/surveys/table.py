@@ -12,7 +12,6 @@ announced there: the next process adds the part where all of them are whole, and
 not there as it was written is taken out, and its models are done again; what is not listed is set aside.
 """
 
-import dataclasses
 import hashlib
 import io
 import json
@@ -22,6 +21,7 @@ import uuid
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -75,7 +75,9 @@ class SurveyTable:
         else:
             _require_empty(folder)
             make_folder(folder)
-            _write(about, json.dumps(_about(options), indent=2, ensure_ascii=False).encode())
+            facts = {"kind": "survey", "schema": VERSION, "options": asdict(options)}
+            columns = [asdict(column) for column in COLUMNS]
+            _write(about, json.dumps({**facts, "columns": columns}, indent=2, ensure_ascii=False).encode())
         for level in LEVELS:
             make_folder(folder / f"level={level}")
         table = cls(folder)
@@ -90,14 +92,15 @@ class SurveyTable:
 
     def files(self, level: str) -> list[Path]:
         """The files of a level, oldest first, each checked to be as it was written."""
-        chosen = [
-            (self._path(level, name), self._listed[name][level]) for name in self.parts() if level in self._listed[name]
-        ]
-        for path, entry in chosen:
-            if fault := _fault(path, entry):
-                advice = "Run the same survey into this folder again: it does again what does not fit."
-                raise BrokenFile(str(path), f"the part of a survey that {PARTS} describes", fault, advice)
-        return [path for path, _ in chosen]
+        found = []
+        for name in self.parts():
+            if level in self._listed[name]:
+                path = self._path(level, name)
+                if fault := _fault(path, self._listed[name][level]):
+                    advice = "Run the same survey into this folder again: it does again what does not fit."
+                    raise BrokenFile(str(path), f"the part of a survey that {PARTS} describes", fault, advice)
+                found.append(path)
+        return found
 
     def _path(self, level: str, name: str) -> Path:
         return self.folder / f"level={level}" / name
@@ -110,9 +113,8 @@ class SurveyTable:
             elif name not in self._listed:
                 self._remove(name)
         self._announced = {}
-        faults: dict[str, str] = {
-            name: found for name in self.parts() if (found := self._faults(name, self._listed[name]))
-        }
+        found = {name: self._faults(name, self._listed[name]) for name in self.parts()}
+        faults = {name: fault for name, fault in found.items() if fault}
         for name in faults:
             del self._listed[name]
         if (self._listed, {}) != _manifest(self.folder):
@@ -216,19 +218,11 @@ def _require_empty(folder: Path) -> None:
 
     The folder is held: nobody writes there any more. The next file that is written removes what is half written.
     """
-    begun = {LOCK, *(f"level={level}" for level in LEVELS if _is_empty(folder / f"level={level}"))}
+    levels = (folder / f"level={level}" for level in LEVELS)
+    begun = {LOCK, *(level.name for level in levels if level.is_dir() and not any(level.iterdir()))}
     entries = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     if any(name not in begun and not LEFT_BEHIND.fullmatch(name) for name in entries):
         raise CannotResume(str(folder), f"it is not empty and holds no {ABOUT}", NEW_FOLDER)
-
-
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
-
-
-def _about(options: Options) -> dict[str, Any]:
-    columns = [dataclasses.asdict(column) for column in COLUMNS]
-    return {"kind": "survey", "schema": VERSION, "options": dataclasses.asdict(options), "columns": columns}
 
 
 def _check(about: Path, options: Options) -> None:
@@ -238,9 +232,8 @@ def _check(about: Path, options: Options) -> None:
     if found["schema"] != VERSION:
         reason = f"it has schema {found['schema']}, and this version writes {VERSION}"
         raise CannotResume(str(about.parent), reason, NEW_FOLDER)
-    own = dataclasses.asdict(options)
-    if found.get("options") != own:
-        reason = f"it was made with {found.get('options')}, not with {own}"
+    if found.get("options") != asdict(options):
+        reason = f"it was made with {found.get('options')}, not with {asdict(options)}"
         raise CannotResume(str(about.parent), reason, "Give the same options, or a new folder.")
 
 

@@ -106,14 +106,6 @@ PATIENCE_SECONDS = 900.0
 """How long one read may wait in all: three windows of the hub's limits."""
 
 
-@dataclass(frozen=True, slots=True)
-class SurveyTarget:
-    """One entry of a list."""
-
-    target: str
-    year: int | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What is computed; one table has one answer."""
@@ -121,6 +113,18 @@ class Options:
     extremes: bool = True
     heads: bool = False
     dtype: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyTarget:
+    """One entry of a list."""
+
+    target: str
+    year: int | None = None
+
+    def known(self, options: Options) -> Row:
+        """The columns that its rows have in any case."""
+        return {"target": self.target, "year": self.year, "extremes": options.extremes, "copied": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,12 +153,13 @@ def survey_target(listed: SurveyTarget, options: Options, desk: CoordinatorCalls
         patience_seconds=PATIENCE_SECONDS,
         gap_bytes=GAP_BYTES,
     )
-    known: Row = {"target": listed.target, "year": listed.year, "extremes": options.extremes, "copied": False}
+    known = listed.known(options)
 
     def cost() -> Row:
         """Rows are made when the work is done, and with what it took."""
         spent = {"requests": manners.requests, "bytes_received": manners.bytes_received}
-        return {**spent, "seconds": time.monotonic() - start, "surveyed_at": _now()}
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {**spent, "seconds": time.monotonic() - start, "surveyed_at": now}
 
     claimed: list[str] = []
     try:
@@ -196,19 +201,14 @@ def content_of(source: Source, stacks: tuple[Stack, ...], options: Options) -> s
     """
     weights = getattr(source.store, "content_sha256", lambda: None)()
     if weights is None and source.kind in ON_THIS_MACHINE:
-        weights = _tensors_sha256(source, stacks)
+        log = ReadLog(source.store)
+        for name in (name for stack in stacks for block in stack.names.blocks for name in block):
+            log.read(name)  # one tensor in memory at a time
+        weights = log.sha256
     if weights is None:
         return None
     layout = [(stack.label, stack.arch.name, stack.sizes, stack.branch_gain, stack.passes) for stack in stacks]
     return hashlib.sha256(f"{weights} {source.model_type} {layout} {options}".encode()).hexdigest()
-
-
-def _tensors_sha256(source: Source, stacks: tuple[Stack, ...]) -> str:
-    """The hash of every tensor that will be read, one of them in memory at a time."""
-    log = ReadLog(source.store)
-    for name in (name for stack in stacks for block in stack.names.blocks for name in block):
-        log.read(name)
-    return log.sha256
 
 
 def _what_happened(error: Exception) -> dict[str, str]:
@@ -225,7 +225,3 @@ def _may_pass(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

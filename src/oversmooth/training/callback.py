@@ -20,7 +20,9 @@ Logger = Callable[[dict[str, float], int], None]
 
 def tensorboard(place: Any) -> Logger:
     """To a `SummaryWriter`, or to a new one in a folder; TensorBoard shows all files of a folder as one run."""
-    writer = _writer(place) if isinstance(place, str | Path) else place
+    writer = place
+    if isinstance(place, str | Path):
+        writer = _module("torch.utils.tensorboard", package="tensorboard").SummaryWriter(log_dir=str(place))
 
     def log(numbers: dict[str, float], step: int) -> None:
         for name, value in numbers.items():
@@ -64,10 +66,6 @@ def folder_of_own_events(root: Path) -> Path | None:
     # Names are events.out.tfevents.SECONDS.HOST.PROCESS.COUNT
     own = [path for path in root.rglob("events.out.tfevents.*") if path.name.split(".")[-2] == str(os.getpid())]
     return max(own, key=lambda path: path.stat().st_mtime_ns).parent if own else None
-
-
-def _writer(folder: str | Path) -> Any:
-    return _module("torch.utils.tensorboard", package="tensorboard").SummaryWriter(log_dir=str(folder))
 
 
 def _module(name: str, package: str | None = None) -> Any:

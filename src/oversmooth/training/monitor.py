@@ -37,9 +37,9 @@ def first_says(answer: bool) -> bool:
     """The answer of the first process, in every process; all of them have to ask."""
     if not _several():
         return answer
-    device = (
-        "cpu" if distributed.get_backend() == "gloo" else torch.device(torch.accelerator.current_accelerator() or "cpu")
-    )
+    device = torch.device("cpu")
+    if distributed.get_backend() != "gloo":
+        device = torch.accelerator.current_accelerator() or device
     said = torch.tensor([int(answer)], device=device)
     distributed.broadcast(said, 0)
     return bool(said.item())
@@ -86,15 +86,11 @@ def whole_copy(model: nn.Module, is_kept: bool) -> nn.Module | None:
             return _ordinary(model, lambda weight: weight.detach().clone(), {}) if is_kept else None
     whole: dict[int, Tensor] = {}
     for weight in model.parameters():
-        gathered = _gathered(weight.detach())
+        shard = weight.detach()
+        gathered = shard.full_tensor() if hasattr(shard, "full_tensor") else shard  # a DTensor is in shards
         if is_kept:
             whole[id(weight)] = gathered
     return _ordinary(model, lambda weight: whole[id(weight)], {}) if is_kept else None
-
-
-def _gathered(weight: Tensor) -> Tensor:
-    full: Callable[[], Tensor] | None = getattr(weight, "full_tensor", None)  # of a DTensor
-    return weight if full is None else full()
 
 
 def _wraps(module: nn.Module) -> bool:
@@ -333,18 +329,12 @@ class WatchesTraining:
         self.every = every
         self.monitor: Monitor | None = None
         self._batches = batches
-        self._options: dict[str, Any] = {
-            "every": every,
-            "metrics": metrics,
-            "file": file,
-            "rules": rules,
-            "patience": patience,
-            "on_collapse": on_collapse,
-        }
+        self._options: dict[str, Any] = {"metrics": metrics, "file": file, "rules": rules}
+        self._options |= {"patience": patience, "on_collapse": on_collapse}
 
     def begin(self, model: nn.Module) -> None:
         """Training begins: from now on there is a monitor of this model."""
-        self.monitor = Monitor(model, self._batches, **self._options)
+        self.monitor = Monitor(model, self._batches, every=self.every, **self._options)
 
     def note_loss(self, loss: object) -> None:
         """A loss of training, where the trainer tells of one."""

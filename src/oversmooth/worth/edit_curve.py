@@ -11,7 +11,7 @@ from torch import Tensor
 from oversmooth.control.edit import Change, changed_tensors, changed_weights, form_of, partly, require_possible
 from oversmooth.control.projection import moved
 from oversmooth.control.selection import Chosen, Layers, choose, require_ordinary
-from oversmooth.data.batches import Batch, run_checked
+from oversmooth.data.batches import Batch
 from oversmooth.data.load import RunKeywords, opened
 from oversmooth.errors import BadValue, NotSupported
 from oversmooth.measurement.measure import measure
@@ -21,7 +21,7 @@ from oversmooth.models.live import is_offloaded, quiet_eval
 from oversmooth.models.open import LiveModel, Target
 from oversmooth.results import Progress, guarded, no_progress
 from oversmooth.results.changes import EditCurve, EditPoint
-from oversmooth.worth.task_loss import LossMeter, Question, new_judge, open_judged, questions
+from oversmooth.worth.task_loss import LossMeter, Question, answer, new_judge, open_judged, questions
 
 STRENGTHS = (0.1, 0.25, 0.5, 0.75, 1.0)
 TOLERATED = 0.1
@@ -117,7 +117,7 @@ class _Run:
         judge = new_judge(self.task, self.live)
         with quiet_eval(self.live.model), self.live.store.holding(tensors) if tensors else nullcontext():
             for asked in self.asked:
-                judge.add(run_checked(self.live.model, self.live.config, asked.inputs), asked.inputs, asked.answers)
+                answer(self.live, judge, asked)
             measured = measure(self.live.running, [asked.inputs for asked in self.asked], metrics="cosine")
         self.whole = self.whole or judge
         loss, start = judge.result(self.whole), self.whole.result(self.whole)
@@ -150,24 +150,18 @@ def _judged(points: Sequence[EditPoint], change: Change, tolerated: float) -> tu
     cheap = [point for point in others if point.increase <= tolerated]
     if not cheap:
         first = others[0]
-        return None, (
-            f"Not worth it: already at strength {first.strength:g} the loss grows by {first.increase:.3g}, "
-            f"more than {tolerated:g}."
-        )
+        grows = f"the loss grows by {first.increase:.3g}, more than {tolerated:g}"
+        return None, f"Not worth it: already at strength {first.strength:g} {grows}."
     best = cheap[-1]
     if best.cosine is None or start.cosine is None:
         return None, "Nothing can be said: no sequence has a mean cosine."
     move = best.cosine - start.cosine
     meant = 0 if change.form is None else -1 if change.form.high <= 0 else 1 if change.form.low >= 0 else 0
     cost = f"the loss grows by {best.increase:.3g}" if best.increase > 0 else f"the loss falls by {-best.increase:.3g}"
+    not_worth = f"Not worth it: at strength {best.strength:g}"
     if abs(move) < LEAST_MOVE:
-        return None, (
-            f"Not worth it: at strength {best.strength:g} {cost}, but the mean cosine moves by {move:+.3f} only."
-        )
+        return None, f"{not_worth} {cost}, but the mean cosine moves by {move:+.3f} only."
     if meant and math.copysign(1, move) != meant:
-        return None, (
-            f"Not worth it: at strength {best.strength:g} the mean cosine moves the wrong way, by {move:+.3f}, and {cost}."
-        )
-    return best.strength, (
-        f"Up to strength {best.strength:g}: the mean cosine moves from {start.cosine:.3f} to {best.cosine:.3f}, and {cost}."
-    )
+        return None, f"{not_worth} the mean cosine moves the wrong way, by {move:+.3f}, and {cost}."
+    moves = f"the mean cosine moves from {start.cosine:.3f} to {best.cosine:.3f}"
+    return best.strength, f"Up to strength {best.strength:g}: {moves}, and {cost}."

@@ -7,7 +7,7 @@ stays. Plain transformers or timm loads the folder before it is handed over, and
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,11 @@ from oversmooth.control.edit import (
 )
 from oversmooth.control.readback import StatedLoss, original_changed, require_read_back
 from oversmooth.control.selection import choose
-from oversmooth.data.batches import Batch, run_checked
+from oversmooth.data.batches import Batch
 from oversmooth.data.load import RunKeywords, opened
 from oversmooth.data.options import DataOptions
 from oversmooth.environment.files import folder_whole, require_free
-from oversmooth.errors import BadValue, CannotControl, Conflict, NothingChosen, UnknownName
+from oversmooth.errors import BadValue, CannotControl, Conflict, MissingValue, UnknownName
 from oversmooth.measurement.measure import measure
 from oversmooth.measurement.passes import Processed
 from oversmooth.measurement.steps import BLOCK
@@ -44,7 +44,7 @@ from oversmooth.models.stores.torch_pickle import PickleStore
 from oversmooth.results import Progress, guarded, no_progress
 from oversmooth.results.changes import Loss, Pruning
 from oversmooth.worth.ablate import cost_of_blocks
-from oversmooth.worth.task_loss import LossMeter, Question, Similarities, new_judge, open_judged, questions
+from oversmooth.worth.task_loss import LossMeter, Question, Similarities, answer, new_judge, open_judged, questions
 
 BY = ("influence", "loss")
 COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
@@ -72,7 +72,7 @@ def prune(
     before and after, on the data of `task_loss`, is in the result and in `pruning.json` in the folder. Nothing is written
     where the loss grows by more than `max_loss_increase`. `out` must not exist or be empty.
     """
-    _require_choice(blocks, budget, by)
+    choice = _Choice(blocks=blocks, budget=budget, by=by, max_loss_increase=max_loss_increase)
     require_free(Path(out))
     checkpoint = local_checkpoint(target, "prune")
     given = data if data is None or isinstance(data, str) else list(data)
@@ -82,14 +82,12 @@ def prune(
     stack = _prunable(source)
     _require_unpacked(source, checkpoint)
     with model.alone:
-        result, chosen, loss = _judged(
-            model, stack, given, task, how, blocks, budget, by, max_loss_increase, progress, str(out)
-        )
+        result, chosen, loss = _judged(model, stack, given, task, how, choice, progress, str(out))
     if not is_open:
         model.close()  # the original is loaded again below, by the plain library
     config = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
     smaller = _smaller(config, written_out_config(checkpoint.folder, config), stack, chosen)
-    reference = original_changed(source, partial(_without, chosen))  # the model that was judged is gone by now
+    reference = original_changed(source, partial(_without_in, chosen))  # the model that was judged is gone by now
     words = f"blocks {', '.join(map(str, result.removed))} of {result.blocks_before} removed, chosen by {result.by}"
     with folder_whole(Path(out)) as beside:
         left_out = _write(checkpoint, source, stack, chosen, beside, smaller, words)
@@ -97,16 +95,9 @@ def prune(
         read_back = require_read_back(beside, reference, "prune", str(out), settings=suspects, loss=loss)
         result = replace(result, read_back=read_back, left_out=left_out)
         original = {"name": Path(checkpoint.target).name, "sha256": hashes(checkpoint.folder, source.store)}
-        facts = {
-            "removed": list(result.removed),
-            "blocks_before": result.blocks_before,
-            "task": result.task,
-            "before": asdict(result.before),
-            "after": asdict(result.after),
-            "read_back": asdict(read_back),
-            "left_out": list(left_out),
-        }
-        sign(beside, "prune", words, original, facts)
+        names = ("removed", "blocks_before", "task", "before", "after", "read_back", "left_out")
+        facts = asdict(result)
+        sign(beside, "prune", words, original, {name: facts[name] for name in names})
         (beside / MANIFEST).write_text(result.to_json(indent=2) + "\n", encoding="utf-8")
     return result
 
@@ -117,10 +108,7 @@ def _judged(
     given: Any,
     task: str | None,
     how: DataOptions,
-    blocks: str | Sequence[int] | None,
-    budget: float | None,
-    by: str,
-    max_loss_increase: float | None,
+    choice: "_Choice",
     progress: Progress,
     out: str,
 ) -> tuple[Pruning, list[int], StatedLoss]:
@@ -129,14 +117,15 @@ def _judged(
     live, loaded, task = open_judged(model, given, task, "prune", how)
     seen = Processed()
     asked = list(questions(live, loaded, task, how, seen))
-    chosen = _chosen(live, stack, [item.inputs for item in asked], blocks, budget, by, task, asked)
+    chosen = _chosen(live, stack, choice, task, asked)
     left = len(stack.names.blocks) - len(chosen)
     if left < 1:
         raise BadValue("The number of blocks that are left", left, "at least 1 (remove fewer)")
     _require_place(source, stack, chosen)
     before, after, whole = _losses(live, task, asked, chosen, progress)
-    if max_loss_increase is not None and after.loss - before.loss > max_loss_increase:
-        grows = f"the loss grows by {after.loss - before.loss:.4g}, more than {max_loss_increase:g}"
+    most = choice.max_loss_increase
+    if most is not None and after.loss - before.loss > most:
+        grows = f"the loss grows by {after.loss - before.loss:.4g}, more than {most:g}"
         raise CannotControl("prune", source.target, grows, "Remove fewer blocks, or allow more; nothing was written.")
     result = Pruning(
         provenance=live.provenance(seed=how.seed),
@@ -144,7 +133,7 @@ def _judged(
         task=task,
         removed=tuple(stack.names.blocks[position].index for position in chosen),
         blocks_before=len(stack.names.blocks),
-        by=by if blocks is None else "hand",
+        by=choice.by if choice.blocks is None else "hand",
         before=before,
         after=after,
         out=out,
@@ -158,9 +147,12 @@ def _stated(live: LiveModel, task: str, asked: Sequence[Question], after: Loss, 
     def of_embeddings(embeddings: Sequence[torch.Tensor]) -> float:
         return Similarities(takes_first=takes_first, _embeddings=list(embeddings)).result(whole).loss
 
+    def on_host(inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+
     return StatedLoss(
         loss=after.loss,
-        questions=[(_on_host(item.inputs), item.answers) for item in asked],
+        questions=[(on_host(item.inputs), item.answers) for item in asked],
         shift=task == "causal language",
         takes_first=takes_first,
         is_half=next(live.model.parameters()).dtype in (torch.float16, torch.bfloat16),
@@ -168,33 +160,42 @@ def _stated(live: LiveModel, task: str, asked: Sequence[Question], after: Loss, 
     )
 
 
-def _on_host(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
-
-
 @contextmanager
-def _without(chosen: Sequence[int], live: Source) -> Iterator[None]:
+def _without(stack: Stack, store: ModuleStore, chosen: Sequence[int]) -> Iterator[None]:
     """The live model without these blocks, while the context lasts."""
-    assert isinstance(live.store, ModuleStore)
-    (stack,) = live.stacks()
     with ExitStack() as without:
         for position in chosen:
-            without.enter_context(removed(stack, live.store, position, "block"))
+            without.enter_context(removed(stack, store, position, "block"))
         yield
+
+
+def _without_in(chosen: Sequence[int], live: Source) -> AbstractContextManager[None]:
+    assert isinstance(live.store, ModuleStore)
+    (stack,) = live.stacks()
+    return _without(stack, live.store, chosen)
 
 
 # --- what to remove -----------------------------------------------------------------------------------------------------
 
 
-def _require_choice(blocks: object, budget: float | None, by: str) -> None:
-    if blocks is not None and budget is not None:
-        raise Conflict(["blocks", "budget"])
-    if blocks is None and budget is None:
-        raise NothingChosen(["blocks", "budget"])
-    if budget is not None and not 0 < budget < 1:
-        raise BadValue("budget", budget, "a share of the blocks between 0 and 1")
-    if by not in BY:
-        raise UnknownName("way to choose blocks", by, BY)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """Which blocks to remove, and what that may cost; the fields are keywords of `prune`."""
+
+    blocks: str | Sequence[int] | None
+    budget: float | None
+    by: str
+    max_loss_increase: float | None
+
+    def __post_init__(self) -> None:
+        if self.blocks is not None and self.budget is not None:
+            raise Conflict(["blocks", "budget"])
+        if self.blocks is None and self.budget is None:
+            raise MissingValue("blocks or budget")
+        if self.budget is not None and not 0 < self.budget < 1:
+            raise BadValue("budget", self.budget, "a share of the blocks between 0 and 1")
+        if self.by not in BY:
+            raise UnknownName("way to choose blocks", self.by, BY)
 
 
 def _prunable(source: Source) -> Stack:
@@ -214,24 +215,15 @@ def _prunable(source: Source) -> Stack:
     return stacks[0]
 
 
-def _chosen(
-    live: LiveModel,
-    stack: Stack,
-    inputs: Sequence[Mapping[str, Any]],
-    blocks: str | Sequence[int] | None,
-    budget: float | None,
-    by: str,
-    task: str,
-    asked: Sequence[Question],
-) -> list[int]:
+def _chosen(live: LiveModel, stack: Stack, choice: _Choice, task: str, asked: Sequence[Question]) -> list[int]:
     """Positions of the blocks to remove, in order."""
-    if blocks is not None:
-        return sorted({each.position for each in choose([stack], blocks)})
-    count = round((budget or 0.0) * len(stack.names.blocks))
+    if choice.blocks is not None:
+        return sorted({each.position for each in choose([stack], choice.blocks)})
+    count = round((choice.budget or 0.0) * len(stack.names.blocks))
     if count < 1:
-        raise BadValue("budget", budget, f"enough for one of {len(stack.names.blocks)} blocks")
-    if by == "influence":
-        values = measure(live.running, inputs, metrics="influence").values
+        raise BadValue("budget", choice.budget, f"enough for one of {len(stack.names.blocks)} blocks")
+    if choice.by == "influence":
+        values = measure(live.running, [item.inputs for item in asked], metrics="influence").values
         price = {value.depth - 1: value.mean or 0.0 for value in values if value.place == BLOCK}
     else:
         price = cost_of_blocks(live, task, asked)
@@ -246,11 +238,9 @@ def _losses(
     (stack,) = live.stacks
     with quiet_eval(live.model):
         for number, item in enumerate(asked):
-            whole.add(run_checked(live.model, live.config, item.inputs), item.inputs, item.answers)
-            with ExitStack() as without:
-                for position in chosen:
-                    without.enter_context(removed(stack, live.store, position, "block"))
-                pruned.add(run_checked(live.model, live.config, item.inputs), item.inputs, item.answers)
+            answer(live, whole, item)
+            with _without(stack, live.store, chosen):
+                answer(live, pruned, item)
             guarded(progress)(number + 1, len(asked))
     return whole.result(whole), pruned.result(whole), whole
 
@@ -413,20 +403,16 @@ def _of_kept(key: str, value: Any, kept: _Kept) -> dict[str, Any]:
         return {key: [[kept.entries(kinds), 1]]} if len(kinds) == kept.before else {}
     if key == "hybrid_override_pattern" and isinstance(value, str) and len(value) == kept.before:
         return {key: "".join(kept.entries(value))}
-    if key in FIRST and isinstance(value, int) and not isinstance(value, bool):
+    if key in FIRST and type(value) is int:
         return {key: sum(position < value for position in kept.positions)}
     if key == "num_kv_shared_layers" and isinstance(value, int):
         return {key: sum(position >= kept.before - value for position in kept.positions)}
     if not isinstance(value, list) or OTHER_LISTS.fullmatch(key):
         return {}
-    if _holds_numbers_of_blocks(key, value, kept):
+    are_numbers = all(type(item) is int for item in value)
+    if INDICES.fullmatch(key) and are_numbers and len(set(value)) == len(value):
         return {key: kept.numbers(value)}
     return {key: kept.entries(value)} if len(value) == kept.before else {}
-
-
-def _holds_numbers_of_blocks(key: str, value: Sequence[Any], kept: _Kept) -> bool:
-    are_numbers = all(isinstance(item, int) and not isinstance(item, bool) for item in value)
-    return bool(INDICES.fullmatch(key)) and are_numbers and len(set(value)) == len(value)
 
 
 def _sparse_steps(config: dict[str, Any], before: Mapping[str, Any], kept: _Kept) -> dict[str, Any]:
@@ -438,16 +424,10 @@ def _sparse_steps(config: dict[str, Any], before: Mapping[str, Any], kept: _Kept
         new |= {"decoder_sparse_step": 1, "mlp_only_layers": kept.numbers(dense)}
     for key, lists in PERIODS.items():
         period = new.get(key, before.get(key))
-        if (
-            not isinstance(period, int)
-            or isinstance(period, bool)
-            or period <= 1
-            or any(new.get(name) for name in lists)
-        ):
+        if type(period) is not int or period <= 1 or any(new.get(name) for name in lists):
             continue
         if any((old - now) % period for now, old in enumerate(kept.positions)):
             reason = f"its config says {key} = {period}, and the blocks behind the removed would change their kind"
-            raise CannotControl(
-                "prune", "this model", reason, f"Remove blocks in groups of {period}, or only the last."
-            )
+            advice = f"Remove blocks in groups of {period}, or only the last."
+            raise CannotControl("prune", "this model", reason, advice)
     return new

@@ -41,9 +41,8 @@ class LossMeter(Protocol):
 def logits_of(output: Any) -> Tensor:
     found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(found, Tensor):
-        raise WrongBatch(
-            "a model that returns logits", f"a {type(output).__name__} without them", "Load it with its head."
-        )
+        found_instead = f"a {type(output).__name__} without them"
+        raise WrongBatch("a model that returns logits", found_instead, "Load it with its head.")
     return found
 
 
@@ -153,14 +152,9 @@ def task_loss(
         first = _opened_alike(original, model.load)
         with first.alone:
             reference, *_ = _judged(first, given, task, how, progress)
-    found = judge.result(reference)
-    return TaskLoss(
-        provenance=live.provenance(seed=how.seed),
-        data=seen.facts(loaded),
-        task=task,
-        found=found,
-        counted=judge.counted,
-    )
+    found = judge.result(reference)  # first: it counts
+    provenance = live.provenance(seed=how.seed)
+    return TaskLoss(provenance=provenance, data=seen.facts(loaded), task=task, found=found, counted=judge.counted)
 
 
 def _opened_alike(target: Target, load: LoadOptions) -> OpenedModel:
@@ -178,7 +172,7 @@ def _judged(
     judge, seen = new_judge(task, live), Processed()
     with quiet_eval(live.model):
         for asked in questions(live, loaded, task, how, seen):
-            judge.add(run_checked(live.model, live.config, asked.inputs), asked.inputs, asked.answers)
+            answer(live, judge, asked)
             guarded(progress)(seen.sequences, how.max_samples or 0)
     return judge, seen, live, loaded, task
 
@@ -205,6 +199,11 @@ class Question:
     answers: Tensor | None
 
 
+def answer(live: LiveModel, judge: LossMeter, asked: Question) -> None:
+    """Runs the model on a question and tells the judge what it gave."""
+    judge.add(run_checked(live.model, live.config, asked.inputs), asked.inputs, asked.answers)
+
+
 def questions(live: LiveModel, data: LoadedData, task: str, how: DataOptions, seen: Processed) -> Iterable[Question]:
     """Every batch with its answers; counts in `seen` what was given out."""
     generator = torch.Generator().manual_seed(how.seed)
@@ -217,18 +216,14 @@ def questions(live: LiveModel, data: LoadedData, task: str, how: DataOptions, se
         answers = _answers(live, data, task, batch, inputs, rows)
         if task == "masked language":
             inputs, answers = _masked(data, inputs, generator)
-        _count(seen, inputs, rows)
+        # Into how many tokens the model cuts pictures is seen only where it is measured.
+        mask = inputs.get("attention_mask", torch.ones_like(inputs[TEXT]) if TEXT in inputs else None)
+        seen.add(inputs, torch.ones(rows, 2, dtype=torch.bool) if mask is None else mask.bool())
+        if mask is None:
+            seen.tokens = 0
         yield Question(inputs, answers)
     if not seen.sequences:
         raise NoData(data.description, seen.skipped)
-
-
-def _count(seen: Processed, inputs: Mapping[str, Any], rows: int) -> None:
-    """What went through the model; into how many tokens it cuts pictures is seen only where it is measured."""
-    mask = inputs.get("attention_mask", torch.ones_like(inputs[TEXT]) if TEXT in inputs else None)
-    seen.add(inputs, torch.ones(rows, 2, dtype=torch.bool) if mask is None else mask.bool())
-    if mask is None:
-        seen.tokens = 0
 
 
 def _answers(

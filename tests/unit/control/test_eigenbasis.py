@@ -16,7 +16,7 @@ from oversmooth.control.eigenbasis import (
     returning_clip,
 )
 from oversmooth.control.projection import EigenvalueForm, fresh_eigenbasis, kept_eigenbasis, moved
-from oversmooth.errors import BadValue, IllConditioned, NotSupported, TooManyValueDirections, UnknownName
+from oversmooth.errors import BadValue, CannotControl, IllConditioned, NotSupported, UnknownName
 
 SIZES = {
     "one": Heads(d_model=1, n_heads=1, n_kv=1, d_head=1),
@@ -107,7 +107,7 @@ def test_contains_can_fail():
 
 
 def test_more_value_directions_than_the_width_are_refused_with_the_reason():
-    with pytest.raises(TooManyValueDirections, match=r"make 20 directions of values, more than the width 16"):
+    with pytest.raises(CannotControl, match=r"make 20 value directions, more than the width 16"):
         Heads(d_model=16, n_heads=4, n_kv=4, d_head=5).require_one_basis()
     Heads(d_model=16, n_heads=8, n_kv=4, d_head=4).require_one_basis()  # only value heads count
 

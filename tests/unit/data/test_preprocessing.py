@@ -9,7 +9,7 @@ from PIL import Image
 
 from oversmooth.data.options import DataOptions
 from oversmooth.data.preprocessing import IMAGENET, PUBLISHED, Geometry, find_preprocessing
-from oversmooth.errors import BadValue, BrokenFile, UnknownPreprocessing, WrongBatch
+from oversmooth.errors import BadValue, BrokenFile, MissingValue, WrongBatch
 from oversmooth.measurement.measure import measure
 from oversmooth.models.open import open_source
 from tests.contract.tiny_models import tiny_model
@@ -104,7 +104,7 @@ def test_timm_models_are_given_their_own_data_config():
 def test_photographs_for_a_model_of_unknown_statistics_are_refused(photos):
     model, _ = tiny_model("timm-vit")
     del model.pretrained_cfg
-    with pytest.raises(UnknownPreprocessing, match="--mean"):
+    with pytest.raises(MissingValue, match="--mean"):
         measure(model, photos)
     assert measure(model, photos, mean=0.5, std=0.5).data.warnings == ()
 

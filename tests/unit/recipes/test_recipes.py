@@ -77,7 +77,7 @@ def test_imagenet_has_the_published_numbers(name, width, heads):
 def test_patches_behind_a_convolution_are_counted_in_pixels():
     recipe = load_recipe("cifar100", ["model.stem=convolution", "model.patch_size=8"])
     assert recipe.model_arguments()["patch_size"] == 2
-    with pytest.raises(BadRecipe, match=r"model.patch_size \(2\) must be divisible by the stride of model.stem \(4\)"):
+    with pytest.raises(BadRecipe, match=r"model.patch_size must be divisible by the stride of model.stem \(4\); got 2"):
         load_recipe("cifar100", ["model.stem=convolution"])
 
 
@@ -131,8 +131,8 @@ def test_a_setting_on_the_command_line_wins_and_keeps_its_type():
         ("training.batch=many", ("training.batch must be a valid integer", "got 'many'")),
         ("hardware.precision=double", ("hardware.precision", "'float32', 'bfloat16' or 'float16'", "got 'double'")),
         ("augmentation.crop=middle", ("augmentation.crop", "'none', 'pad' or 'resized'")),
-        ("model.heads=3", ("model.width (64) must be divisible by model.heads (3)",)),
-        ("model.patch_size=3", ("data.image_size (8) must be divisible by model.patch_size (3)",)),
+        ("model.heads=3", ("model.width must be divisible by model.heads (3); got 64",)),
+        ("model.patch_size=3", ("data.image_size must be divisible by model.patch_size (3); got 8",)),
         (
             "data.mean=[0.1, 0.2]",
             ("The lengths of data.mean and data.std must be 1, one number per channel", "got (2, 1)"),
@@ -156,7 +156,7 @@ def test_an_unknown_key_is_refused_with_those_close_to_it():
 
 
 def test_mixing_needs_pairs():
-    with pytest.raises(BadRecipe, match=r"training.batch \(95\) must be even: images are mixed in pairs"):
+    with pytest.raises(BadRecipe, match=r"training.batch must be even, because images are mixed in pairs; got 95"):
         load_recipe("digits", ["augmentation.mixup=0.8", "training.batch=95"])
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oversmooth.errors import Conflict, NothingChosen, TargetNotFound, UnknownName, UnreadableData
+from oversmooth.errors import Conflict, MissingValue, TargetNotFound, UnknownName, UnreadableData
 from oversmooth.surveys.survey import listed
 from tests.small_checkpoints import checkpoint
 
@@ -78,7 +78,7 @@ def test_a_list_that_is_not_there_is_refused(tmp_path):
 
 
 def test_a_list_or_a_query_and_not_both():
-    with pytest.raises(NothingChosen, match="a list, --author"):
+    with pytest.raises(MissingValue, match="A list, --author"):
         targets(None)
     with pytest.raises(Conflict, match="a query of the hub"):
         targets(["owner/a"], top=3)

@@ -6,7 +6,7 @@ import torch
 import oversmooth as osm
 from oversmooth.control.edit import Change
 from oversmooth.control.projection import EigenvalueForm
-from oversmooth.errors import BadValue, NothingChosen
+from oversmooth.errors import BadValue, MissingValue
 from oversmooth.results import EditPoint, Loss
 from oversmooth.worth.edit_curve import _judged
 from tests.unit.worth.test_task_loss import FEW, causal
@@ -68,7 +68,7 @@ def test_an_edit_is_worth_it_where_features_move_as_meant_at_a_small_price(point
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({}, NothingChosen, "interval"),
+        ({}, MissingValue, "interval"),
         ({"interval": (-1.0, 0.0), "strengths": ()}, BadValue, "at least one"),
         ({"interval": (-1.0, 0.0), "strengths": (2.0,)}, BadValue, "at most 1"),
         ({"interval": (-1.0, 0.0), "max_loss_increase": -1.0}, BadValue, "at least 0"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import oversmooth as osm
-from oversmooth.errors import BadValue, CannotControl, Conflict, NothingChosen, UnknownName
+from oversmooth.errors import BadValue, CannotControl, Conflict, MissingValue, UnknownName
 from oversmooth.models.hooks.removal import removed
 from oversmooth.models.live import call_model
 from oversmooth.models.open import open_source
@@ -100,7 +100,7 @@ def test_several_blocks_leave_in_order_and_the_loss_of_the_rest_is_that_of_the_a
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({}, NothingChosen, "blocks"),
+        ({}, MissingValue, "blocks"),
         ({"blocks": "1", "budget": 0.5}, Conflict, "budget"),
         ({"blocks": "9"}, UnknownName, "9"),
         ({"blocks": "0-2"}, BadValue, "at least 1"),
