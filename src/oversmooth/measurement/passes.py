@@ -44,9 +44,7 @@ def open_live(
         reading = replace(reading, batch_size=max(reading.batch_size, SEQUENCES_AT_ONCE))
     if batches is not None and not isinstance(batches, str):
         return live, given_batches(batches, reading.mask)
-    trusted = model.load.trust_remote_code
-    given: tuple[Any, ...] = (batches, live.model, model.source, live.config, reading)
-    return live, load_data(*given, trust_remote_code=trusted, once=model.once)
+    return live, load_data(batches, live.model, model.source, live.config, reading, once=model.once)
 
 
 def _understood(source: Source, batches: Iterable[Batch] | str | None) -> Iterable[Batch] | str | None:
