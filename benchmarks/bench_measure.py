@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from oversmooth.measurement.measure import measure
 from oversmooth.measurement.metrics import DEFAULT_METRICS
-from oversmooth.models.hooks.chain import chain_of
+from oversmooth.models.hooks.chain import Chain
 from oversmooth.models.hooks.taps import observed
 from oversmooth.models.open import open_source
 from oversmooth.models.stores.module import ModuleStore
@@ -146,7 +146,7 @@ def write_chain() -> list[str]:
 
         def with_check() -> float:
             start = time.process_time()
-            chain = chain_of(model, stacks)
+            chain = Chain(model, stacks)
             restart(chain)
             with chain.watching():
                 chain.returned(model(input_ids=ids))

@@ -10,10 +10,7 @@ from oversmooth.models.discovery.skeleton import (
     BREADTHS,
     DEPTH,
     DEPTHS,
-    FIXED,
     HEADS,
-    LENGTHS,
-    WIDTHS,
     built,
     each_named,
     fit_rotary_sections,
@@ -22,6 +19,47 @@ from oversmooth.models.discovery.skeleton import (
     shrunk,
 )
 
+WIDTHS = {
+    **each_named(
+        "hidden_size d_model n_embd dim embed_dim embedding_size hidden_dim decoder_hidden_size "
+        "encoder_hidden_size embed_size d_embed projection_dim text_embed_dim word_embed_proj_dim "
+        "hidden_size_per_layer_input projection_hidden_size out_hidden_size text_hidden_size "
+        "vision_hidden_size rnn_hidden_dim mask_feature_size fpn_hidden_size feature_size "
+        "decoder_hidden_dim encoder_hidden_dim attention_hidden_size",
+        32,
+    ),
+    **dict.fromkeys(HEADS, 4),
+    **each_named("num_key_value_heads num_kv_heads n_head_kv multi_query_group_num swa_num_key_value_heads", 2),
+    **each_named("head_dim d_kv attention_head_dim attention_head_size global_head_dim swa_head_dim", 8),
+    **each_named("q_lora_rank kv_lora_rank", 16),
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "rotary_dim": 8,
+    "v_head_dim": 8,
+    "qk_head_dim": 16,
+    **each_named("mamba_d_state ssm_state_size state_size mamba_d_ssm mamba_head_dim mamba_headdim", 8),
+    **each_named("mamba_n_heads mamba_d_head mamba_num_heads", 8),
+}
+"""Widths and heads."""
+FIXED = (*(name for name, value in WIDTHS.items() if value in (8, 16)), "qk_rope_head_dim")
+"""Sizes inside a head, and ranks."""
+LENGTHS = {
+    **each_named(
+        "max_position_embeddings n_positions max_source_positions max_target_positions "
+        "max_sequence_length max_seq_len seq_length n_ctx max_seqlen",
+        128,
+    ),
+    **each_named("image_size img_size input_size", 32),
+    "patch_size": 8,
+    "num_mel_bins": 16,
+    "sliding_window": 64,
+    "num_queries": 6,
+    "num_object_queries": 6,
+    "num_frames": 4,
+    "num_keypoints": 4,
+    "tubelet_size": 2,
+}
+"""How much is fed."""
 SERIES = {"prediction_length": 4, "context_length": 12, "lags_sequence": [1]}
 OPEN: Mapping[str, Any] = {
     **each_named("n_routed_experts num_experts num_local_experts", 4),
@@ -157,11 +195,21 @@ def small_skeletons(model_type: str) -> Iterator[Callable[[], nn.Module]]:
 
     if model_type in WHOLE:
         yield lambda: built(CONFIG_MAPPING[model_type](**WHOLE[model_type]))
-    yield lambda: built(shrunk(config(), TINY))
+    yield lambda: built(shrunk(with_short_sides(config(), TINY), TINY))
     yield lambda: built(constructed(config(), TINY))
-    yield lambda: built(shrunk(filled(config()), TINY))
-    yield lambda: built(_that_fits(scaled(shrunk(config(), FEW))))
-    yield lambda: built(_that_fits(shrunk(config(), FEW)))
+    yield lambda: built(shrunk(with_short_sides(filled(config()), TINY), TINY))
+    yield lambda: built(_that_fits(scaled(shrunk(with_short_sides(config(), FEW), FEW))))
+    yield lambda: built(_that_fits(shrunk(with_short_sides(config(), FEW), FEW)))
+
+
+def with_short_sides(config: Any, table: Mapping[str, Any]) -> Any:
+    """The config with short lists of lengths, such as height and width; `shrunk` lowers single numbers."""
+    for name, part in list(vars(config).items()):
+        if hasattr(part, "model_type") and hasattr(part, "to_dict"):
+            with_short_sides(part, table)
+        elif name in LENGTHS and name in table and isinstance(part, list | tuple):
+            setattr(config, name, type(part)(min(table[name], side) if isinstance(side, int) else side for side in part))
+    return config
 
 
 def constructed(config: Any, table: Mapping[str, Any]) -> Any:

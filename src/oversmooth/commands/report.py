@@ -66,7 +66,7 @@ def readings_of(targets: list[str], load: dict[str, Any], data: str | None, read
     sources = {target: source for target in targets if (source := _opened_text_model(target, load))}
     lacking: dict[str, str] = {}
     for target, source in sources.items():
-        found, reason = find_tokenizer(source, trust_remote_code=trusted)
+        found, reason = find_tokenizer(source)
         if found is None:
             lacking[target] = reason
     for target, reason in lacking.items():

@@ -103,7 +103,7 @@ def original_changed(
         if is_large:
             model = load_offloaded(replace(source, store=changed_store or source.store), torch.float32)
         else:
-            model, gaps = load_plainly(str(source.place))
+            model, gaps = load_plainly(str(source.place), source.config)
             model.float()
     except Exception as error:  # the libraries raise errors without a common base
         return Reference(not_checked=f"the plain library does not load the original: {whole_message(error)}")

@@ -145,7 +145,6 @@ def load_data(
     config: Mapping[str, Any],
     reading: DataOptions,
     *,
-    trust_remote_code: bool = False,
     once: Once = lambda name, make: make(),
 ) -> LoadedData:
     """Batches of the right kind for the model, from `--data`, from a file of ids, or built in.
@@ -155,7 +154,7 @@ def load_data(
     kinds = input_kinds(model, config)
     if data is not None and len(kinds) > 1:
         raise UnreadableData(data, "a model with one kind of input", f"one that takes {' and '.join(kinds)} together")
-    reader = _Reader(data, model, source, config, reading, trust_remote_code, once)
+    reader = _Reader(data, model, source, config, reading, once)
     parts = tuple(reader.of_kind(kind) for kind in kinds)
     rows = islice(zip(*(part.rows for part in parts), strict=False), reading.max_samples)
     found = LoadedData(iter(()), *reader.described(kinds), parts, mask=reading.mask)
@@ -189,7 +188,6 @@ class _Reader:
     source: Source
     config: Mapping[str, Any]
     reading: DataOptions
-    trust_remote_code: bool
     once: Once
     drawn: int | None = None
     """Size of the vocabulary that ids were drawn from, where there is no tokenizer."""
@@ -214,12 +212,12 @@ class _Reader:
         if self.reading.ids is not None:
             return InputRows(read_ids(self.reading.ids, length), padded)
         if self.reading.tokenizer is not None:
-            tokenizer = given_tokenizer(self.reading.tokenizer, trust_remote_code=self.trust_remote_code)
+            trusted = self.source.trust_remote_code
+            tokenizer = given_tokenizer(self.reading.tokenizer, trust_remote_code=trusted)
             self._require_fit(tokenizer)
             whose = f"the tokenizer of {self.reading.tokenizer}"
         else:
-            trusted = self.trust_remote_code
-            tokenizer, reason = self.once("tokenizer", lambda: find_tokenizer(self.source, trust_remote_code=trusted))
+            tokenizer, reason = self.once("tokenizer", lambda: find_tokenizer(self.source))
             whose = "the model's own tokenizer"
         if tokenizer is None:
             return self._random_ids(length, f"There is no tokenizer beside the model (found {reason})", reason)

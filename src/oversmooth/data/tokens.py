@@ -169,12 +169,12 @@ def has_transformers() -> bool:
     return True
 
 
-def find_tokenizer(source: Source, *, trust_remote_code: bool) -> tuple[Any | None, str]:
+def find_tokenizer(source: Source) -> tuple[Any | None, str]:
     """The tokenizer beside the model, or `None` and what was found instead."""
     place = source.place or getattr(getattr(source.module, "config", None), "_name_or_path", None)
     if not place:
         return None, "a model that was not loaded from a folder"
-    return tokenizer_at(str(place), source.origin(), trust_remote_code=trust_remote_code)
+    return tokenizer_at(str(place), source.origin(), trust_remote_code=source.trust_remote_code)
 
 
 def tokenizer_at(place: str, origin: Mapping[str, Any], *, trust_remote_code: bool) -> tuple[Any | None, str]:

@@ -20,7 +20,7 @@ from oversmooth.errors import NoData, NotDiscovered, OtherStream, RefusedArchite
 from oversmooth.measurement.moments import measurable
 from oversmooth.measurement.padding import Padding
 from oversmooth.models.discovery.watch import discovered, rediscovered
-from oversmooth.models.hooks.chain import Chain, chain_of
+from oversmooth.models.hooks.chain import Chain
 from oversmooth.models.hooks.places import Place
 from oversmooth.models.hooks.taps import Restart, observed
 from oversmooth.models.live import SEQUENCES_AT_ONCE, is_offloaded, quiet_eval
@@ -44,9 +44,7 @@ def open_live(
         reading = replace(reading, batch_size=max(reading.batch_size, SEQUENCES_AT_ONCE))
     if batches is not None and not isinstance(batches, str):
         return live, given_batches(batches, reading.mask)
-    trusted = model.load.trust_remote_code
-    given: tuple[Any, ...] = (batches, live.model, model.source, live.config, reading)
-    return live, load_data(*given, trust_remote_code=trusted, once=model.once)
+    return live, load_data(batches, live.model, model.source, live.config, reading, once=model.once)
 
 
 def _understood(source: Source, batches: Iterable[Batch] | str | None) -> Iterable[Batch] | str | None:
@@ -316,7 +314,7 @@ class _Runs:
         return run_checked(self.live.model, self.live.config, inputs)
 
     def _first(self, inputs: Mapping[str, Any]) -> StreamCheck:
-        chain = chain_of(self.live.model, self.live.stacks)
+        chain = Chain(self.live.model, self.live.stacks)
         with chain.watching():
             chain.returned(self._run(inputs, chain))
         if chain.chose_other_inputs():

@@ -20,6 +20,12 @@ from oversmooth.models.declaration import Arch, Paths, When
 
 # --- the table of architectures: one declaration per family ---
 
+
+def _paths(block: str, *, norms: tuple[str, ...], **more: str) -> Paths:
+    """Paths with the norms of attention and of the feed-forward, and the one behind the last block, if there are any."""
+    return Paths(block=block, **dict(zip(("attn_norm", "ffn_norm", "final_norm"), norms, strict=False)), **more)
+
+
 # --- text, bidirectional --------------------------------------------------------------------------------------------
 
 BERT = Arch(
@@ -27,12 +33,11 @@ BERT = Arch(
     model_types=("bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "data2vec-text"),
     residual="post",
     gguf=("bert",),
-    paths=Paths(
-        block="encoder.layer.{i}",
+    paths=_paths(
+        "encoder.layer.{i}",
         v="attention.self.value",
         o="attention.output.dense",
-        attn_norm="attention.output.LayerNorm",
-        ffn_norm="output.LayerNorm",
+        norms=("attention.output.LayerNorm", "output.LayerNorm"),
     ),
     when=(When(key="is_decoder", value=True, change={"is_causal": True}),),
 )
@@ -40,12 +45,11 @@ DISTILBERT = Arch(
     name="distilbert",
     model_types=("distilbert",),
     residual="post",
-    paths=Paths(
-        block="transformer.layer.{i}",
+    paths=_paths(
+        "transformer.layer.{i}",
         v="attention.v_lin",
         o="attention.out_lin",
-        attn_norm="sa_layer_norm",
-        ffn_norm="output_layer_norm",
+        norms=("sa_layer_norm", "output_layer_norm"),
     ),
 )
 ALBERT = Arch(
@@ -53,60 +57,46 @@ ALBERT = Arch(
     model_types=("albert",),
     residual="post",
     shared_layers=True,
-    paths=Paths(
-        block="encoder.albert_layer_groups.{i}.albert_layers.0",
+    paths=_paths(
+        "encoder.albert_layer_groups.{i}.albert_layers.0",
         v="attention.value",
         o="attention.dense",
-        attn_norm="attention.LayerNorm",
-        ffn_norm="full_layer_layer_norm",
+        norms=("attention.LayerNorm", "full_layer_layer_norm"),
     ),
 )
 MPNET = Arch(
     name="mpnet",
     model_types=("mpnet",),
     residual="post",
-    paths=Paths(
-        block="encoder.layer.{i}",
+    paths=_paths(
+        "encoder.layer.{i}",
         v="attention.attn.v",
         o="attention.attn.o",
-        attn_norm="attention.LayerNorm",
-        ffn_norm="output.LayerNorm",
+        norms=("attention.LayerNorm", "output.LayerNorm"),
     ),
 )
 DEBERTA_V2 = Arch(
     name="deberta-v2",
     model_types=("deberta-v2",),
     residual="post",
-    paths=Paths(
-        block="encoder.layer.{i}",
+    paths=_paths(
+        "encoder.layer.{i}",
         v="attention.self.value_proj",
         o="attention.output.dense",
-        attn_norm="attention.output.LayerNorm",
-        ffn_norm="output.LayerNorm",
+        norms=("attention.output.LayerNorm", "output.LayerNorm"),
     ),
 )
 MODERNBERT = Arch(
     name="modernbert",
     model_types=("modernbert",),
-    paths=Paths(
-        block="layers.{i}",
-        qkv="attn.Wqkv",
-        o="attn.Wo",
-        attn_norm="attn_norm",  # the first block has none: the embedding is normed already
-        ffn_norm="mlp_norm",
-        final_norm="final_norm",
-    ),
+    # The first block has no norm of attention: the embedding is normed already.
+    paths=_paths("layers.{i}", qkv="attn.Wqkv", o="attn.Wo", norms=("attn_norm", "mlp_norm", "final_norm")),
 )
 CRAMMED_BERT = Arch(
     name="crammed-bert",
     model_types=("crammed-bert",),
-    paths=Paths(
-        block="layers.{i}",
-        qkv="attention.qkv",
-        o="attention.output",
-        attn_norm="attention_norm",
-        ffn_norm="ffn_norm",
-        final_norm="final_norm",
+    paths=_paths(
+        "layers.{i}", qkv="attention.qkv", o="attention.output", norms=("attention_norm", "ffn_norm", "final_norm")
     ),
 )
 
@@ -118,9 +108,7 @@ GPT2 = Arch(
     is_causal=True,
     stored="in_out",
     gguf=("gpt2",),
-    paths=Paths(
-        block="h.{i}", qkv="attn.c_attn", o="attn.c_proj", attn_norm="ln_1", ffn_norm="ln_2", final_norm="ln_f"
-    ),
+    paths=_paths("h.{i}", qkv="attn.c_attn", o="attn.c_proj", norms=("ln_1", "ln_2", "ln_f")),
 )
 GPT_BIGCODE = Arch(
     name="gpt_bigcode",
@@ -128,23 +116,14 @@ GPT_BIGCODE = Arch(
     is_causal=True,
     n_kv=1,
     gguf=("starcoder",),
-    paths=Paths(
-        block="h.{i}", qkv="attn.c_attn", o="attn.c_proj", attn_norm="ln_1", ffn_norm="ln_2", final_norm="ln_f"
-    ),
+    paths=_paths("h.{i}", qkv="attn.c_attn", o="attn.c_proj", norms=("ln_1", "ln_2", "ln_f")),
     when=(When(key="multi_query", value=False, change={"n_kv": "heads", "fused": "grouped"}),),
 )
 GPT_NEO = Arch(
     name="gpt_neo",
     model_types=("gpt_neo",),
     is_causal=True,
-    paths=Paths(
-        block="h.{i}",
-        v="attn.attention.v_proj",
-        o="attn.attention.out_proj",
-        attn_norm="ln_1",
-        ffn_norm="ln_2",
-        final_norm="ln_f",
-    ),
+    paths=_paths("h.{i}", v="attn.attention.v_proj", o="attn.attention.out_proj", norms=("ln_1", "ln_2", "ln_f")),
 )
 GPT_NEOX = Arch(
     name="gpt_neox",
@@ -153,13 +132,11 @@ GPT_NEOX = Arch(
     residual="parallel",
     fused="grouped",
     gguf=("gptneox",),
-    paths=Paths(
-        block="layers.{i}",
+    paths=_paths(
+        "layers.{i}",
         qkv="attention.query_key_value",
         o="attention.dense",
-        attn_norm="input_layernorm",
-        ffn_norm="post_attention_layernorm",
-        final_norm="final_layer_norm",
+        norms=("input_layernorm", "post_attention_layernorm", "final_layer_norm"),
     ),
     when=(When(key="use_parallel_residual", value=False, change={"residual": "pre"}),),
 )
@@ -175,13 +152,11 @@ OPT = Arch(
     name="opt",
     model_types=("opt",),
     is_causal=True,
-    paths=Paths(
-        block="decoder.layers.{i}",
+    paths=_paths(
+        "decoder.layers.{i}",
         v="self_attn.v_proj",
         o="self_attn.out_proj",
-        attn_norm="self_attn_layer_norm",
-        ffn_norm="final_layer_norm",
-        final_norm="decoder.final_layer_norm",
+        norms=("self_attn_layer_norm", "final_layer_norm", "decoder.final_layer_norm"),
     ),
     when=(When(key="do_layer_norm_before", value=False, change={"residual": "post"}),),
 )
@@ -191,13 +166,11 @@ BLOOM = Arch(
     is_causal=True,
     fused="grouped",
     gguf=("bloom",),
-    paths=Paths(
-        block="h.{i}",
+    paths=_paths(
+        "h.{i}",
         qkv="self_attention.query_key_value",
         o="self_attention.dense",
-        attn_norm="input_layernorm",
-        ffn_norm="post_attention_layernorm",
-        final_norm="ln_f",
+        norms=("input_layernorm", "post_attention_layernorm", "ln_f"),
     ),
 )
 FALCON = Arch(
@@ -207,13 +180,11 @@ FALCON = Arch(
     residual="parallel",
     n_kv=1,  # multi-query, the default: all queries, one key, one value
     gguf=("falcon",),
-    paths=Paths(
-        block="h.{i}",
+    paths=_paths(
+        "h.{i}",
         qkv="self_attention.query_key_value",
         o="self_attention.dense",
-        attn_norm="input_layernorm|ln_attn",
-        ffn_norm="post_attention_layernorm|ln_mlp",
-        final_norm="ln_f",
+        norms=("input_layernorm|ln_attn", "post_attention_layernorm|ln_mlp", "ln_f"),
     ),
     when=(
         When(key="multi_query", value=False, change={"n_kv": "heads", "fused": "grouped"}),
@@ -221,14 +192,12 @@ FALCON = Arch(
         When(key="parallel_attn", value=False, change={"residual": "pre"}),
     ),
 )
-_LLAMA_PATHS = Paths(
-    block="layers.{i}",
+_LLAMA_PATHS = _paths(
+    "layers.{i}",
     v="self_attn.v_proj",
     qkv="self_attn.qkv_proj",
     o="self_attn.o_proj",
-    attn_norm="input_layernorm",
-    ffn_norm="post_attention_layernorm",
-    final_norm="norm",
+    norms=("input_layernorm", "post_attention_layernorm", "norm"),
 )
 LLAMA = Arch(
     name="llama",
@@ -360,13 +329,11 @@ T5_ENCODER = Arch(
     model_types=("t5", "mt5", "umt5"),
     stack="encoder",
     norm="rms",
-    paths=Paths(
-        block="encoder.block.{i}",
+    paths=_paths(
+        "encoder.block.{i}",
         v="layer.0.SelfAttention.v",
         o="layer.0.SelfAttention.o",
-        attn_norm="layer.0.layer_norm",
-        ffn_norm="layer.1.layer_norm",
-        final_norm="encoder.final_layer_norm",
+        norms=("layer.0.layer_norm", "layer.1.layer_norm", "encoder.final_layer_norm"),
     ),
 )
 T5_DECODER = replace(
@@ -387,13 +354,11 @@ WHISPER_ENCODER = Arch(
     model_types=("whisper",),
     kind="audio",
     stack="encoder",
-    paths=Paths(
-        block="encoder.layers.{i}",
+    paths=_paths(
+        "encoder.layers.{i}",
         v="self_attn.v_proj",
         o="self_attn.out_proj",
-        attn_norm="self_attn_layer_norm",
-        ffn_norm="final_layer_norm",
-        final_norm="encoder.layer_norm",
+        norms=("self_attn_layer_norm", "final_layer_norm", "encoder.layer_norm"),
     ),
 )
 WHISPER_DECODER = replace(
@@ -432,13 +397,11 @@ VIT = Arch(
     model_types=("vit", "vit_mae"),
     kind="image",
     prefix_tokens=1,
-    paths=Paths(
-        block="layers.{i}|encoder.layer.{i}",
+    paths=_paths(
+        "layers.{i}|encoder.layer.{i}",
         v="attention.v_proj|attention.attention.value",
         o="attention.o_proj|attention.output.dense",
-        attn_norm="layernorm_before",
-        ffn_norm="layernorm_after",
-        final_norm="layernorm",
+        norms=("layernorm_before", "layernorm_after", "layernorm"),
     ),
 )
 DEIT = replace(VIT, name="deit", model_types=("deit",), prefix_tokens=2)
@@ -467,13 +430,11 @@ CLIP_TEXT = Arch(
     model_types=("clip_text_model",),
     stack="text",
     is_causal=True,
-    paths=Paths(
-        block="text_model.encoder.layers.{i}|encoder.layers.{i}",
+    paths=_paths(
+        "text_model.encoder.layers.{i}|encoder.layers.{i}",
         v="self_attn.v_proj",
         o="self_attn.out_proj",
-        attn_norm="layer_norm1",
-        ffn_norm="layer_norm2",
-        final_norm="text_model.final_layer_norm|final_layer_norm",
+        norms=("layer_norm1", "layer_norm2", "text_model.final_layer_norm|final_layer_norm"),
     ),
 )
 CLIP_VISION = replace(
@@ -500,12 +461,8 @@ WAV2VEC2 = Arch(
     model_types=("wav2vec2", "hubert"),
     kind="audio",
     residual="post",
-    paths=Paths(
-        block="encoder.layers.{i}",
-        v="attention.v_proj",
-        o="attention.out_proj",
-        attn_norm="layer_norm",
-        ffn_norm="final_layer_norm",
+    paths=_paths(
+        "encoder.layers.{i}", v="attention.v_proj", o="attention.out_proj", norms=("layer_norm", "final_layer_norm")
     ),
     when=(
         When(
@@ -521,15 +478,13 @@ TIMM_VIT = Arch(
     gain_is_optional=True,
     kind="image",
     prefix_tokens_key="num_prefix_tokens",
-    paths=Paths(
-        block="blocks.{i}",
+    paths=_paths(
+        "blocks.{i}",
         qkv="attn.qkv",
         o="attn.proj",
-        attn_norm="norm1",
-        ffn_norm="norm2",
-        final_norm="norm",
         attn_gain="ls1.gamma",
         ffn_gain="ls2.gamma",
+        norms=("norm1", "norm2", "norm"),
     ),
 )
 
@@ -539,14 +494,7 @@ TORCH_ENCODER = Arch(
     name="torch_encoder",
     model_types=("torch_encoder",),
     residual="post",
-    paths=Paths(
-        block="layers.{i}|{i}",
-        qkv="self_attn.in_proj_*",
-        o="self_attn.out_proj",
-        attn_norm="norm1",
-        ffn_norm="norm2",
-        final_norm="norm",
-    ),
+    paths=_paths("layers.{i}|{i}", qkv="self_attn.in_proj_*", o="self_attn.out_proj", norms=("norm1", "norm2", "norm")),
     when=(
         When(key="norm_first", value=True, change={"residual": "pre"}),
         When(key="batch_first", value=False, change={"token_axis": 0}),
@@ -625,8 +573,19 @@ class Covered:
 @cache
 def coverage() -> tuple[Covered, ...]:
     """Every row of the table."""
-    table = _table()
-    return tuple(_row(library, name, row) for library, rows in table["rows"].items() for name, row in rows.items())
+    return tuple(
+        Covered(
+            library=library,
+            name=name,
+            state="declared" if row["state"] == "discovered" and row.get("declared", False) else row["state"],
+            error=row.get("error"),
+            kind=row.get("kind", ""),
+            reason=row.get("reason", ""),
+            left_out=tuple(row.get("left_out", ())),
+        )
+        for library, rows in _table()["rows"].items()
+        for name, row in rows.items()
+    )
 
 
 def versions() -> Mapping[str, str]:
@@ -638,19 +597,6 @@ def versions() -> Mapping[str, str]:
 def counted(library: str) -> Counter[str]:
     """How many model types of a library are in each state."""
     return Counter(row.state for row in coverage() if row.library == library)
-
-
-def _row(library: str, name: str, row: Mapping[str, Any]) -> Covered:
-    is_declared = row["state"] == "discovered" and row.get("declared", False)
-    return Covered(
-        library=library,
-        name=name,
-        state="declared" if is_declared else row["state"],
-        error=row.get("error"),
-        kind=row.get("kind", ""),
-        reason=row.get("reason", ""),
-        left_out=tuple(row.get("left_out", ())),
-    )
 
 
 @cache

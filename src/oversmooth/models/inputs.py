@@ -1,21 +1,9 @@
-"""What a model takes as input, and example inputs that it accepts.
+"""What a model takes as input, and example inputs that it accepts."""
 
-The one place that knows; data are read, batches are checked and examples are made up by it.
-
-They come before what `transformers_examples` makes up from names and config. `Sizes` reads the config.
-
-Every name has a few shapes that models under that name accept; they are tried in turn.
-
-A model without a config is fed what its first layer can take: token ids for an embedding, an image for a convolution in
-two dimensions, features for anything else. Features have three sequences of twelve tokens, so that the sizes of the two
-axes tell them apart.
-"""
-
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -30,17 +18,14 @@ IMAGE, TEXT, AUDIO = "pixel_values", "input_ids", ("input_values", "input_featur
 """Names of transformers' main inputs."""
 TWO_TOWERS = ("clip", "siglip")
 """Models that read a text and an image at once; other composite models read text alone."""
-EXAMPLE_TOKENS = 12
+TOKENS = 12
+"""In example inputs."""
 OF_OTHER_KINDS = ("num_mel_bins", "conv_dim", "image_size", "patch_size")
 """Fields of configs whose models hear or see, although some know a vocabulary too."""
 IMAGE_SIDE = 224
 """Of models whose config does not say it."""
 POSITIONS_AFTER_PADDING = (
-    "roberta",
-    "xlm-roberta",
-    "camembert",
-    "xlm-roberta-xl",
-    "roberta-prelayernorm",
+    *("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm"),
     "data2vec-text",
 )
 """Model types whose positions begin behind the padding id, so that a few fewer tokens fit."""
@@ -125,7 +110,7 @@ def example_inputs(model: nn.Module, config: Mapping[str, Any], generator: torch
         return torch.randn(*shape, generator=generator)
 
     def ids(sizes: Mapping[str, Any]) -> Tensor:
-        length = min(EXAMPLE_TOKENS, sizes.get("max_position_embeddings") or EXAMPLE_TOKENS)
+        length = min(TOKENS, sizes.get("max_position_embeddings") or TOKENS)
         return torch.randint(3, int(sizes.get("vocab_size") or 100), (1, length), generator=generator)
 
     model_type = config["model_type"]
@@ -133,7 +118,7 @@ def example_inputs(model: nn.Module, config: Mapping[str, Any], generator: torch
         return {"": floats(1, *image_shape(model, config))}
     if model_type == "torch_encoder":
         attention = next(part for part in model.modules() if isinstance(part, nn.MultiheadAttention))
-        shape = (1, EXAMPLE_TOKENS) if attention.batch_first else (EXAMPLE_TOKENS, 1)
+        shape = (1, TOKENS) if attention.batch_first else (TOKENS, 1)
         return {"": floats(*shape, attention.embed_dim)}
     found: dict[str, Tensor] = {}
     main = getattr(model, "main_input_name", TEXT)
@@ -141,7 +126,7 @@ def example_inputs(model: nn.Module, config: Mapping[str, Any], generator: torch
         found[main] = floats(1, config["num_mel_bins"], 2 * config["max_source_positions"])
     elif main == "input_values":
         stride = torch.tensor(config["conv_stride"]).prod().item()
-        found[main] = floats(1, int(stride) * (EXAMPLE_TOKENS + 8))
+        found[main] = floats(1, int(stride) * (TOKENS + 8))
     elif main == IMAGE or "vision_config" in config:
         found[IMAGE] = floats(1, *image_shape(model, config))
     if main == TEXT or "text_config" in config:
@@ -153,7 +138,6 @@ def example_inputs(model: nn.Module, config: Mapping[str, Any], generator: torch
 
 # --- what the config of a model of transformers says about its inputs, and inputs of these sizes ---
 
-TOKENS = 12
 FIRST_ID = 3
 """Smaller ids are often padding, beginning and end."""
 
@@ -202,9 +186,8 @@ class InputSizes:
         text = self.config.get("text_config") or self.config
         vocabulary = text.get("vocab_size") if isinstance(text, Mapping) else None
         vocabulary = vocabulary if isinstance(vocabulary, int) else self.get("vocab_size", default=100)
-        special = {
-            value for name, value in self.config.items() if name.endswith(("_id", "_index")) and isinstance(value, int)
-        }
+        named = (value for name, value in self.config.items() if name.endswith(("_id", "_index")))
+        special = {value for value in named if isinstance(value, int)}
         allowed = [number for number in range(min(vocabulary, 2048)) if number not in special and number >= FIRST_ID]
         allowed = allowed or list(range(vocabulary))
         chosen = torch.randint(0, len(allowed), (1, length), generator=self.generator)
@@ -331,7 +314,6 @@ PARTICULAR: Mapping[str, Callable[[InputSizes], dict[str, Tensor]]] = {
 
 FRAMES = 4
 BINS = ("num_mel_bins", "feature_projection_input_dim", "feature_size", "input_feat_per_channel", "n_mels", "input_dim")
-Maker = Callable[[InputSizes], Iterator[Tensor]]
 
 
 def _images(sizes: InputSizes) -> Iterator[Tensor]:
@@ -374,28 +356,23 @@ def _sounds(sizes: InputSizes) -> Iterator[Tensor]:
 
 
 def _waves(sizes: InputSizes) -> Iterator[Tensor]:
-    strides = (
-        sizes.config.get("conv_stride")
-        or sizes.config.get("upsampling_ratios")
-        or sizes.config.get("downsampling_ratios")
-    )
+    names = ("conv_stride", "upsampling_ratios", "downsampling_ratios")
+    strides = next((found for name in names if (found := sizes.config.get(name))), None)
     stride = math.prod(strides) if isinstance(strides, list | tuple) else 320
     yield sizes.floats(1, stride * (TOKENS + 8))
     yield sizes.floats(1, sizes.get("max_length", default=64), sizes.get("num_mel_bins", default=16))
     yield sizes.floats(1, 1, stride * (TOKENS + 8))
     yield from _sounds(sizes)
-    yield sizes.floats(
-        1, sizes.get("context_length", "sequence_length", default=32), sizes.get("num_input_channels", default=1)
-    )
+    length = sizes.get("context_length", "sequence_length", default=32)
+    yield sizes.floats(1, length, sizes.get("num_input_channels", default=1))
 
 
 def _series(sizes: InputSizes) -> Iterator[Tensor]:
     length = sizes.get("context_length", "sequence_length", "seq_length", default=32)
     lags = sizes.config.get("lags_sequence") or [0]
     channels = sizes.get("num_input_channels", "input_size", default=1)
-    yield sizes.floats(
-        1, length + max(lags), *([channels] if channels > 1 or "num_input_channels" in sizes.config else [])
-    )
+    has_channels = channels > 1 or "num_input_channels" in sizes.config
+    yield sizes.floats(1, length + max(lags), *([channels] if has_channels else []))
     yield sizes.floats(1, length, channels)
     yield sizes.floats(1, length)
 
@@ -404,88 +381,76 @@ def _ids(sizes: InputSizes) -> Iterator[Tensor]:
     yield sizes.ids()
     yield sizes.ids(64)
     codebooks = sizes.get("num_codebooks", "n_codebooks", default=4)
-    yield sizes.ids(TOKENS * codebooks).reshape(1, TOKENS, codebooks)
+    yield _frames_of_codes(sizes, codebooks)
     yield sizes.ids(TOKENS * codebooks).reshape(1, codebooks, TOKENS)
-    yield sizes.ids(TOKENS * (codebooks + 1)).reshape(1, TOKENS, codebooks + 1)
-
-
-def _one(make: Callable[[InputSizes], Tensor]) -> Maker:
-    return lambda sizes: iter([make(sizes)])
+    yield _frames_of_codes(sizes, codebooks + 1)
 
 
 def _past(sizes: InputSizes) -> int:
     return sizes.get("context_length", default=12) + max(sizes.config.get("lags_sequence") or [0])
 
 
-MAKERS: Mapping[str, Maker] = {
+MAKERS: Mapping[str, Callable[[InputSizes], Tensor | Iterator[Tensor]]] = {
     "input_ids": _ids,
-    "decoder_input_ids": _one(lambda sizes: sizes.ids()),
-    "pixel_values": _images,
-    "pixel_values_videos": _images,
-    "images": _images,
-    "image": _images,
-    "pixels": _images,
-    "sample": _images,
+    "decoder_input_ids": lambda sizes: sizes.ids(),
+    **dict.fromkeys(("pixel_values", "pixel_values_videos", "images", "image", "pixels", "sample"), _images),
     "patch_embeds": _patches,
     "input_features": _sounds,
     "input_values": _waves,
     "past_values": _series,
     "hidden_states": _patches,
-    "inputs_embeds": lambda sizes: iter([sizes.floats(1, TOKENS, sizes.width)]),
+    **dict.fromkeys(("inputs_embeds", "context"), lambda sizes: sizes.floats(1, TOKENS, sizes.width)),
     "inputs": lambda sizes: iter([sizes.ids(), sizes.floats(1, TOKENS, sizes.get("d_model", default=32))]),
-    "grid_thw": _one(lambda sizes: torch.tensor([[1, 4, 4]])),
-    "image_grid_thw": _one(lambda sizes: torch.tensor([[1, 4, 4]])),
-    "image_sizes": _one(lambda sizes: torch.tensor([[sizes.side, sizes.side]])),
-    "spatial_shapes": _one(lambda sizes: torch.tensor([[4, 4]])),
-    "pixel_attention_mask": _one(lambda sizes: torch.ones(1, 16, dtype=torch.long)),
-    "pixel_position_ids": _one(
-        lambda sizes: torch.stack(torch.meshgrid(torch.arange(4), torch.arange(4), indexing="xy"), -1).reshape(1, 16, 2)
+    **dict.fromkeys(("grid_thw", "image_grid_thw"), lambda sizes: torch.tensor([[1, 4, 4]])),
+    "image_sizes": lambda sizes: torch.tensor([[sizes.side, sizes.side]]),
+    **dict.fromkeys(("spatial_shapes", "tgt_sizes"), lambda sizes: torch.tensor([[4, 4]])),
+    "pixel_attention_mask": lambda sizes: torch.ones(1, 16, dtype=torch.long),
+    "pixel_position_ids": lambda sizes: torch.stack(
+        torch.meshgrid(torch.arange(4), torch.arange(4), indexing="xy"), -1
+    ).reshape(1, 16, 2),
+    "attention_mask": lambda sizes: torch.ones(1, TOKENS, dtype=torch.long),
+    "padding_mask": lambda sizes: torch.ones(1, 16, dtype=torch.bool),
+    **dict.fromkeys(("position_ids", "timesteps"), lambda sizes: torch.arange(TOKENS)[None]),
+    "bbox": lambda sizes: torch.zeros(1, TOKENS, 4, dtype=torch.long),
+    "past_time_features": lambda sizes: sizes.floats(1, _past(sizes), 0),
+    "past_observed_mask": lambda sizes: torch.ones(1, _past(sizes)),
+    "future_values": lambda sizes: sizes.floats(1, sizes.get("prediction_length", default=4)),
+    "future_time_features": lambda sizes: sizes.floats(1, sizes.get("prediction_length", default=4), 0),
+    "encoder_hidden_states": lambda sizes: sizes.floats(
+        1, TOKENS, sizes.get("encoder_hidden_size", "cross_attention_dim", "hidden_size", default=32)
     ),
-    "attention_mask": _one(lambda sizes: torch.ones(1, TOKENS, dtype=torch.long)),
-    "padding_mask": _one(lambda sizes: torch.ones(1, 16, dtype=torch.bool)),
-    "position_ids": _one(lambda sizes: torch.arange(TOKENS)[None]),
-    "bbox": _one(lambda sizes: torch.zeros(1, TOKENS, 4, dtype=torch.long)),
-    "past_time_features": _one(lambda sizes: sizes.floats(1, _past(sizes), 0)),
-    "past_observed_mask": _one(lambda sizes: torch.ones(1, _past(sizes))),
-    "future_values": _one(lambda sizes: sizes.floats(1, sizes.get("prediction_length", default=4))),
-    "future_time_features": _one(lambda sizes: sizes.floats(1, sizes.get("prediction_length", default=4), 0)),
-    "encoder_hidden_states": _one(
-        lambda sizes: sizes.floats(
-            1, TOKENS, sizes.get("encoder_hidden_size", "cross_attention_dim", "hidden_size", default=32)
-        )
-    ),
-    "query_embeds": _one(lambda sizes: sizes.floats(1, 6, sizes.width)),
-    "context": _one(lambda sizes: sizes.floats(1, TOKENS, sizes.width)),
+    "query_embeds": lambda sizes: sizes.floats(1, 6, sizes.width),
     # The first two numbers of a patch are its row and its column.
-    "flattened_patches": _one(
-        lambda sizes: sizes.floats(1, 16, 2 + sizes.get("patch_embed_hidden_size", default=3 * sizes.patch**2)).abs()
-    ),
-    "feature_lens": _one(lambda sizes: torch.tensor([64])),
-    "mask": _one(lambda sizes: torch.ones(1, 64, dtype=torch.bool)),
-    "mel_spectrogram": _one(lambda sizes: sizes.floats(1, sizes.get("mel_dim", default=80), 64)),
-    "audio_input_ids": _one(lambda sizes: sizes.ids(TOKENS * 4).reshape(1, TOKENS, 4)),
-    "tgt_sizes": _one(lambda sizes: torch.tensor([[4, 4]])),
-    "aspect_ratio_ids": _one(lambda sizes: torch.ones(1, 1, dtype=torch.long)),
-    "aspect_ratio_mask": _one(lambda sizes: torch.ones(1, 1, sizes.get("max_num_tiles", default=4), dtype=torch.long)),
-    "visual_feats": _one(lambda sizes: sizes.floats(1, 4, sizes.get("visual_feat_dim", default=8))),
-    "visual_pos": _one(lambda sizes: sizes.floats(1, 4, sizes.get("visual_pos_dim", default=4))),
-    "num_patches": _one(lambda sizes: torch.tensor(TOKENS - 4)),
-    "input_features_mask": _one(lambda sizes: torch.ones(1, 64, dtype=torch.long)),
-    "audio_mel": _one(lambda sizes: sizes.floats(1, 64, sizes.get("input_feat_size", default=128))),
-    "audio_mel_mask": _one(lambda sizes: torch.zeros(1, 64, dtype=torch.bool)),
-    "states": _one(lambda sizes: sizes.floats(1, TOKENS, sizes.get("state_dim", default=8))),
-    "actions": _one(lambda sizes: sizes.floats(1, TOKENS, sizes.get("act_dim", default=8))),
-    "rewards": _one(lambda sizes: sizes.floats(1, TOKENS, 1)),
-    "returns_to_go": _one(lambda sizes: sizes.floats(1, TOKENS, 1)),
-    "timesteps": _one(lambda sizes: torch.arange(TOKENS)[None]),
-    "spectrogram": _one(lambda sizes: sizes.floats(1, 64, sizes.get("model_in_dim", "num_mel_bins", default=16))),
+    "flattened_patches": lambda sizes: sizes.floats(
+        1, 16, 2 + sizes.get("patch_embed_hidden_size", default=3 * sizes.patch**2)
+    ).abs(),
+    "feature_lens": lambda sizes: torch.tensor([64]),
+    "mask": lambda sizes: torch.ones(1, 64, dtype=torch.bool),
+    "mel_spectrogram": lambda sizes: sizes.floats(1, sizes.get("mel_dim", default=80), 64),
+    "audio_input_ids": lambda sizes: _frames_of_codes(sizes, 4),
+    "aspect_ratio_ids": lambda sizes: torch.ones(1, 1, dtype=torch.long),
+    "aspect_ratio_mask": lambda sizes: torch.ones(1, 1, sizes.get("max_num_tiles", default=4), dtype=torch.long),
+    "visual_feats": lambda sizes: sizes.floats(1, 4, sizes.get("visual_feat_dim", default=8)),
+    "visual_pos": lambda sizes: sizes.floats(1, 4, sizes.get("visual_pos_dim", default=4)),
+    "num_patches": lambda sizes: torch.tensor(TOKENS - 4),
+    "input_features_mask": lambda sizes: torch.ones(1, 64, dtype=torch.long),
+    "audio_mel": lambda sizes: sizes.floats(1, 64, sizes.get("input_feat_size", default=128)),
+    "audio_mel_mask": lambda sizes: torch.zeros(1, 64, dtype=torch.bool),
+    "states": lambda sizes: sizes.floats(1, TOKENS, sizes.get("state_dim", default=8)),
+    "actions": lambda sizes: sizes.floats(1, TOKENS, sizes.get("act_dim", default=8)),
+    **dict.fromkeys(("rewards", "returns_to_go"), lambda sizes: sizes.floats(1, TOKENS, 1)),
+    "spectrogram": lambda sizes: sizes.floats(1, 64, sizes.get("model_in_dim", "num_mel_bins", default=16)),
 }
-"""Name of an argument to the shapes that models accept under it, the likeliest first."""
-MASKS_OF_TEXT = ("attention_mask", "position_ids")
+"""Name of an argument to what models accept under it, the likeliest shape first."""
 TRIES = 24
 
 
-def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+def _made(name: str, sizes: InputSizes) -> Iterator[Tensor]:
+    found = MAKERS[name](sizes)
+    return iter([found]) if isinstance(found, Tensor) else found
+
+
+def _required(parameters: Mapping[str, Parameter]) -> list[str]:
     return [
         name
         for name, parameter in parameters.items()
@@ -494,34 +459,24 @@ def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
 
 
 def transformers_examples(model: nn.Module, config: Mapping[str, Any], seed: int = 0) -> Iterator[dict[str, Tensor]]:
-    """Inputs to try in turn."""
+    """Inputs to try in turn, from the config and the names that `forward` asks for."""
     sizes = InputSizes(config, torch.Generator().manual_seed(seed))
     if (particular := PARTICULAR.get(str(config.get("model_type")))) is not None:
         yield particular(sizes)
-    parameters = inspect.signature(model.forward).parameters
-    required = _required(parameters)
-    main = str(getattr(model, "main_input_name", "input_ids"))
-    names = list(
-        dict.fromkeys([*([main] if main in parameters else []), *(name for name in required if name in MAKERS)])
-    )
-    if not names:
-        names = [name for name in parameters if name in MAKERS][:1]
+    parameters = signature(model.forward).parameters
+    main, known = str(getattr(model, "main_input_name", TEXT)), [name for name in parameters if name in MAKERS]
+    required = [name for name in _required(parameters) if name in MAKERS]
+    names = list(dict.fromkeys([main, *required] if main in parameters else required)) or known[:1]
     if config.get("is_encoder_decoder") and "decoder_input_ids" in parameters and "decoder_input_ids" not in names:
         names.append("decoder_input_ids")
-    towers = [
-        name for name in ("pixel_values", "input_values", "input_features") if name in parameters and name not in names
-    ]
-    choices = [list(MAKERS[name](sizes)) if name in MAKERS else [] for name in names]
+    choices = [list(_made(name, sizes)) if name in MAKERS else [] for name in names]
     tried = itertools.islice(itertools.product(*choices), TRIES)
     found = [dict(zip(names, values, strict=True)) for values in tried]
-    if "text_config" in config and towers and main == "input_ids" and found and config.get("model_type") in PAIRS:
-        yield {**found[0], towers[0]: next(MAKERS[towers[0]](sizes))}
+    towers = [name for name in (IMAGE, *AUDIO) if name in parameters and name not in names]
+    if "text_config" in config and towers and main == TEXT and found and config.get("model_type") in PAIRS:
+        yield {**found[0], towers[0]: next(_made(towers[0], sizes))}
     # Some models need more than their signature says.
-    extras = {
-        name: next(MAKERS[name](sizes))
-        for name in parameters
-        if name in MAKERS and name not in names and name not in EITHER
-    }
+    extras = {name: next(_made(name, sizes)) for name in known if name not in names and name not in EITHER}
     sides = [name for name in extras if name in SIDE_INPUTS]
     for base in found:
         yield from _with_masks(base, {}, parameters)
@@ -530,11 +485,11 @@ def transformers_examples(model: nn.Module, config: Mapping[str, Any], seed: int
     for base in found[:3] if set(extras) - set(sides) else ():
         yield from _with_masks(base, extras, parameters)
     if "inputs_embeds" in parameters and "input_ids" in names:
-        yield {"inputs_embeds": next(MAKERS["inputs_embeds"](sizes))}
+        yield {"inputs_embeds": next(_made("inputs_embeds", sizes))}
 
 
 def _with_masks(
-    base: Mapping[str, Tensor], more: Mapping[str, Tensor], parameters: Mapping[str, inspect.Parameter]
+    base: Mapping[str, Tensor], more: Mapping[str, Tensor], parameters: Mapping[str, Parameter]
 ) -> Iterator[dict[str, Tensor]]:
     """The inputs with masks of their own length; of sounds, time is one axis or the other."""
     example = {**base, **more}
@@ -548,26 +503,25 @@ def _with_masks(
         yield example
 
 
-def _words(names: str) -> tuple[str, ...]:
-    return tuple(names.split())
-
-
-SIDE_INPUTS = _words(
-    "bbox encoder_hidden_states image_sizes spatial_shapes pixel_attention_mask grid_thw pixel_position_ids feature_lens "
-    "xpath_tags_seq input_features_mask tgt_sizes visual_feats visual_pos"
+SIDE_INPUTS = (
+    *("bbox", "encoder_hidden_states", "image_sizes", "spatial_shapes", "pixel_attention_mask", "grid_thw"),
+    *("pixel_position_ids", "feature_lens", "xpath_tags_seq", "input_features_mask", "tgt_sizes"),
+    *("visual_feats", "visual_pos"),
 )
 """Arguments that come with the main input."""
 EITHER = ("inputs_embeds", "hidden_states", "inputs", "images", "image", "position_ids", "decoder_input_ids")
-"""Arguments that stand in the place of others."""
-PAIRS = _words(
-    "clip siglip siglip2 metaclip_2 chinese_clip altclip align blip clipseg owlvit owlv2 clap groupvit x_clip flava"
+"""Arguments that replace others."""
+PAIRS = (
+    *("clip", "siglip", "siglip2", "metaclip_2", "chinese_clip", "altclip", "align", "blip", "clipseg", "owlvit"),
+    *("owlv2", "clap", "groupvit", "x_clip", "flava"),
 )
 """Types that need a text and something else at once."""
 
 
-# --- inputs that a model accepts, made up for checks: by its config where it has one ---
+# --- inputs of any model: by its config if it has one, else what its first layer can take ---
 
 SEQUENCES = 3
+"""Of features: another number than that of their tokens, so the two axes can be told apart."""
 SIDES = (224, 32, 64, 256, 192)
 """Sides of square images that are tried where nothing says the size."""
 SIDE_NAMES = ("img_size", "image_size", "input_size", "input_resolution")
@@ -583,11 +537,7 @@ def examples(model: nn.Module, config: Mapping[str, Any], seed: int = 0) -> Iter
         return
     if config.get("model_type") in OURS:
         yield example_inputs(model, config, generator)
-    required = [
-        name
-        for name, parameter in inspect.signature(model.forward).parameters.items()
-        if parameter.default is parameter.empty and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD,)
-    ]
+    required = _required(signature(model.forward).parameters)
     for first in _firsts(model, generator):
         for other in _others(first) if required[1:] else (first,):
             yield {"": first, **dict.fromkeys(required[1:], other)}
@@ -601,7 +551,7 @@ def with_memory(model: nn.Module, example: Mapping[str, Tensor]) -> Iterator[dic
     first = example.get("")
     if hasattr(model, "main_input_name") or first is None or not 2 <= first.ndim <= 3:
         return
-    for name, parameter in inspect.signature(model.forward).parameters.items():
+    for name, parameter in signature(model.forward).parameters.items():
         if parameter.default is None and name not in example:
             yield {**example, name: _shorter(first)}
 
@@ -640,20 +590,20 @@ def _firsts(model: nn.Module, generator: torch.Generator) -> Iterator[Tensor]:
             yield torch.randn(1, 3, height, width, generator=generator)
     for part in model.modules():
         if isinstance(part, nn.Embedding):
-            yield torch.randint(0, part.num_embeddings, (SEQUENCES, EXAMPLE_TOKENS), generator=generator)
+            yield torch.randint(0, part.num_embeddings, (SEQUENCES, TOKENS), generator=generator)
         elif isinstance(part, nn.Conv2d):
             for height, width in _sides(model):
                 yield torch.randn(1, part.in_channels, height, width, generator=generator)
         elif isinstance(part, nn.Conv1d):
-            yield torch.randn(1, part.in_channels, 64 * EXAMPLE_TOKENS, generator=generator)
+            yield torch.randn(1, part.in_channels, 64 * TOKENS, generator=generator)
         elif (features := _width(part)) is not None:
-            yield torch.randn(SEQUENCES, EXAMPLE_TOKENS, features, generator=generator)
+            yield torch.randn(SEQUENCES, TOKENS, features, generator=generator)
         else:
             continue
         break
     widths = {parameter.shape[-1] for parameter in model.parameters() if parameter.ndim > 1}
     for width in sorted(widths):
-        yield torch.randn(SEQUENCES, EXAMPLE_TOKENS, width, generator=generator)
+        yield torch.randn(SEQUENCES, TOKENS, width, generator=generator)
 
 
 def _width(part: nn.Module) -> int | None:

@@ -1,15 +1,8 @@
-"""Loads models that run: from transformers, timm or our stores, whole or block by block, with task heads.
-
-transformers builds the model from its config and renames what it always renames; only where the numbers come from differs.
-So a GPTQ or AWQ checkpoint runs without the library that packed it, and without a GPU.
+"""Loads models that run: by transformers, by timm or from our stores, whole or block by block, with task heads.
 
 transformers and timm fill what a file does not hold with random numbers and say so in a log line. A measurement of random
-weights looks like any other, so here it is an error. Parts behind the features that are measured may be missing: a base
-model is often loaded from a checkpoint whose pooler or head was another one, or none.
-
-The model is built without weights. A block reads its own before it runs and forgets them afterwards, through the same
-stores that `inspect` reads, so quantised and adapted weights are made block by block too. All sequences go through in few
-large batches, because every batch reads the whole file once.
+weights looks like any other, so here it is an error. Only parts behind the measured features may be missing, because base
+models are often loaded from checkpoints with another pooler or head.
 """
 
 import io
@@ -36,32 +29,31 @@ from oversmooth.errors import (
     whole_message,
 )
 from oversmooth.models import plain_load
+from oversmooth.models.families import CRAMMED_BERT
 from oversmooth.models.source import Source
 from oversmooth.models.stores.adapters import AdaptedStore
-from oversmooth.models.stores.module import KEPT, keep_elsewhere
+from oversmooth.models.stores.module import KEPT
 from oversmooth.models.stores.quantised import QuantisedStore
 
-# --- A live model whose weights come out of one of our stores: dequantised, or changed by an adapter ---
+# --- weights that come from one of our stores: dequantised, or changed by an adapter ---
 
 
-def is_made_by_us(source: Source) -> bool:
-    """Whether reading the files as they are would not give the weights of this source."""
-    return isinstance(source.store, QuantisedStore | AdaptedStore)
+def _load_from_store(source: Source, dtype: torch.dtype) -> tuple[nn.Module, Mapping[str, Any]]:
+    """The model and transformers' report of what was missing or did not fit.
 
-
-def load_from_store(
-    source: Source, dtype: torch.dtype, *, trust_remote_code: bool = False
-) -> tuple[nn.Module, Mapping[str, Any]]:
-    """The model and transformers' report of what was missing or did not fit."""
+    transformers builds the model and renames its tensors as always; only the numbers come from elsewhere. So a GPTQ or AWQ
+    checkpoint runs without a GPU and without the library that packed it.
+    """
     import transformers
 
-    config = config_of(source, trust_remote_code=trust_remote_code)
+    config = config_of(source)
     with torch.device("meta"):
-        kind = type(transformers.AutoModel.from_config(config, trust_remote_code=trust_remote_code))
+        kind = type(transformers.AutoModel.from_config(config, trust_remote_code=source.trust_remote_code))
+    tensors = {name: source.store.read(name) for name in source.store.names}
     model, report = kind.from_pretrained(
         None,
         config=config,
-        state_dict=_state(source, dtype),
+        state_dict={n: tensor.to(dtype) if tensor.is_floating_point() else tensor for n, tensor in tensors.items()},
         dtype=dtype,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
@@ -70,18 +62,19 @@ def load_from_store(
     return model, report
 
 
-def config_of(source: Source, *, trust_remote_code: bool = False) -> Any:
-    """The config that transformers builds the model from, without what it says of packed weights."""
+def config_of(source: Source) -> Any:
+    """The config that transformers builds the model from, without what it says of packed weights: ours are plain numbers."""
     import transformers
 
     model_type = unnamed_type(source)
     if model_type:
         config = transformers.CONFIG_MAPPING[model_type].from_dict(dict(source.config))
     else:
-        config = transformers.AutoConfig.from_pretrained(
-            source.place, trust_remote_code=trust_remote_code, **source.origin()
-        )
-    _forget_quantisation(config)
+        trusted = source.trust_remote_code
+        config = transformers.AutoConfig.from_pretrained(source.place, trust_remote_code=trusted, **source.origin())
+    for part in (config, *(part for part in vars(config).values() if hasattr(part, "model_type"))):
+        if getattr(part, "quantization_config", None) is not None:
+            del part.quantization_config
     return config
 
 
@@ -106,23 +99,7 @@ def unnamed_type(source: Source) -> str | None:
     return found if all(stack.sizes.n_heads for stack in stacks) else None
 
 
-def _state(source: Source, dtype: torch.dtype) -> dict[str, Tensor]:
-    found = {}
-    for name in source.store.names:
-        tensor = source.store.read(name)
-        found[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
-    return found
-
-
-def _forget_quantisation(config: Any) -> None:
-    """The weights are ordinary numbers now, also those of the parts of a composite model."""
-    parts = [config, *(part for part in vars(config).values() if hasattr(part, "model_type"))]
-    for part in parts:
-        if getattr(part, "quantization_config", None) is not None:
-            del part.quantization_config
-
-
-# --- whether every weight that a run depends on came out of the checkpoint ---
+# --- whether every weight that a run depends on came from the checkpoint ---
 
 Mismatch = tuple[str, tuple[int, ...], tuple[int, ...]]
 """Name, shape in the file, shape in the model."""
@@ -139,37 +116,32 @@ BEHIND_THE_FEATURES = frozenset(
 def require_complete(
     target: str, missing: Iterable[str], mismatched: Iterable[Mismatch], unexpected: Iterable[str]
 ) -> None:
-    """Raises `IncompleteWeights` where a weight that features depend on is missing or has another shape."""
-    absent = [name for name in missing if _matters(name)]
-    misfits = [item for item in mismatched if _matters(item[0])]
+    """Raises `IncompleteWeights` if a weight that features depend on is missing or has another shape."""
+    absent = [name for name in missing if not BEHIND_THE_FEATURES & set(name.split("."))]
+    misfits = [item for item in mismatched if not BEHIND_THE_FEATURES & set(item[0].split("."))]
     if absent or misfits:
         raise IncompleteWeights(target, sorted(absent), sorted(misfits), sorted(unexpected))
-
-
-def _matters(name: str) -> bool:
-    return not BEHIND_THE_FEATURES & set(name.split("."))
 
 
 def load_completely(model: nn.Module, state: Mapping[str, Tensor], target: str) -> None:
     """`load_state_dict` that leaves nothing random but what lies behind the features."""
     wanted = model.state_dict()
-    shared = [name for name in wanted if name in state]
+    fitting = {name: state[name] for name in wanted if name in state and state[name].shape == wanted[name].shape}
     mismatched = [
         (name, tuple(state[name].shape), tuple(wanted[name].shape))
-        for name in shared
-        if state[name].shape != wanted[name].shape
+        for name in wanted
+        if name in state and name not in fitting
     ]
     missing = [name for name in wanted if name not in state]
     require_complete(target, missing, mismatched, [name for name in state if name not in wanted])
-    misfits = {name for name, _, _ in mismatched}
     with torch.no_grad():
-        model.load_state_dict({name: state[name] for name in shared if name not in misfits}, strict=False)
+        model.load_state_dict(fitting, strict=False)
 
 
-# --- models larger than memory: weights stay in their files ---
+# --- models larger than memory: a block reads its weights before it runs, through the store, and forgets them afterwards ---
 
 SEQUENCES_AT_ONCE = 64
-"""Sequences per pass of an offloaded model, where fewer were asked for."""
+"""Sequences per pass of an offloaded model, where fewer were asked for: every pass reads the whole file."""
 WEIGHT_FILE = re.compile(r"\.safetensors$|^pytorch_model.*\.bin$")
 SHARE_OF_MEMORY = 0.8
 """Of the free memory that weights may fill; the rest is for activations and for what is computed from them."""
@@ -200,24 +172,23 @@ def free_memory() -> int | None:
     return found[0] if found else None
 
 
-def load_offloaded(source: Source, dtype: torch.dtype | None, *, trust_remote_code: bool = False) -> nn.Module:
-    """The model without weights in memory, in eval mode; what the files lack is said before anything runs."""
+def load_offloaded(source: Source, dtype: torch.dtype | None) -> nn.Module:
+    """The model without weights in memory, in eval mode; missing weights raise before anything runs."""
     import accelerate
     import transformers
 
     if source.gguf_file:
         raise NotSupported("--offload", "for GGUF files", "transformers dequantises them as a whole", "Leave it out.")
-    config = config_of(source, trust_remote_code=trust_remote_code)
+    config, trusted = config_of(source), source.trust_remote_code
     with accelerate.init_empty_weights(include_buffers=False):
         kind = dtype or _stored_dtype(source, config)
-        model = transformers.AutoModel.from_config(config, dtype=kind, trust_remote_code=trust_remote_code)
+        model = transformers.AutoModel.from_config(config, dtype=kind, trust_remote_code=trusted).eval()
     model.config.name_or_path = source.place
-    model.eval()
     names = _names_in_files(model, source)
     for path, module in model.named_modules():
         for attribute, parameter in module.named_parameters(recurse=False):
             name = names[f"{path}.{attribute}" if path else attribute]
-            keep_elsewhere(module, attribute, _reader(source, name, parameter))
+            module.__dict__.setdefault(KEPT, {})[attribute] = _reader(source, name, parameter)
     for unit, members in _units(model):
         unit.register_forward_pre_hook(partial(_load, members))
         unit.register_forward_hook(partial(_forget, members), always_call=True)
@@ -305,9 +276,11 @@ def _forget(members: Sequence[nn.Module], unit: nn.Module, args: object, output:
 # --- live models: loading one that can be run, with no weight left random, and running it ---
 
 
-def load_model(source: Source, verb: str, *, trust_remote_code: bool = False) -> nn.Module:
-    """The model of a source in eval mode, loaded by transformers or timm; never runs code from the checkpoint unless
-    `trust_remote_code` says so. One that does not fit into memory keeps its weights in its files."""
+def load_model(source: Source, verb: str) -> nn.Module:
+    """The model of a source in eval mode, loaded by transformers or timm; its own code runs only with `trust_remote_code`.
+
+    One that does not fit into memory keeps its weights in its files.
+    """
     if source.module is not None:
         return source.module
     if source.place is None:
@@ -318,18 +291,23 @@ def load_model(source: Source, verb: str, *, trust_remote_code: bool = False) ->
     if source.gguf_file and len(source.store.files()) > 1:
         reason = "transformers runs whole GGUF files; join the parts: llama-gguf-split --merge FIRST_PART WHOLE.gguf"
         raise NotLive(source.target, verb, reason)
-    if source.place.startswith("timm:") or "architecture" in source.config:
+    if source.is_timm:
         return _load_timm(source, verb)
     try:
         import transformers
     except ImportError as error:
         raise MissingDependency("transformers", "hf", f"`{verb}`") from error
-    register_own_models()
+    register_own_models(source.config)
     try:
-        with silenced(transformers):
+        with silenced():
             if source.offload or (source.offload is None and must_offload(source, source.dtype)):
-                return load_offloaded(source, source.dtype, trust_remote_code=trust_remote_code)
-            model, loaded = _built_by_transformers(source, transformers, trust_remote_code)
+                return load_offloaded(source, source.dtype)
+            if isinstance(source.store, QuantisedStore | AdaptedStore):
+                model, loaded = _load_from_store(source, source.dtype or torch.float32)
+            else:
+                named = {"config": config_of(source)} if unnamed_type(source) else {}
+                more = {**named, "ignore_mismatched_sizes": True}  # they are refused by our own check, by name
+                model, loaded = _from_pretrained(transformers.AutoModel, source, **more)
     except OversmoothError:
         raise
     except Exception as error:  # transformers, huggingface_hub and torch raise errors without a common base
@@ -339,45 +317,41 @@ def load_model(source: Source, verb: str, *, trust_remote_code: bool = False) ->
     return model.eval()
 
 
-def _built_by_transformers(
-    source: Source, transformers: Any, trust_remote_code: bool
-) -> tuple[nn.Module, Mapping[str, Any]]:
-    """The model, and the report of what was missing or did not fit, which is read where it matters."""
-    if is_made_by_us(source):
-        return load_from_store(source, source.dtype or torch.float32, trust_remote_code=trust_remote_code)
+def _from_pretrained(auto_class: Any, source: Source, **more: Any) -> tuple[Any, Mapping[str, Any]]:
+    """The model, and the report of what was missing or did not fit."""
     stored = torch.float32 if source.gguf_file else "auto"
-    config = {"config": config_of(source)} if unnamed_type(source) else {}
-    found: tuple[nn.Module, Mapping[str, Any]] = transformers.AutoModel.from_pretrained(
+    found: tuple[Any, Mapping[str, Any]] = auto_class.from_pretrained(
         source.place,
         dtype=source.dtype or stored,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=source.trust_remote_code,
         **source.origin(),
-        **config,
-        ignore_mismatched_sizes=True,  # they are refused by our own check, by name
+        **more,
         output_loading_info=True,
     )
     return found
 
 
 @contextmanager
-def silenced(transformers: Any) -> Iterator[None]:
-    """No log lines and no bars of transformers, whose loading of GGUF draws one whatever it is told."""
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+def silenced() -> Iterator[None]:
+    """No log lines and no progress bars of transformers, whose loading of GGUF draws one whatever it is told."""
+    from transformers.utils import logging
+
+    had_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         with redirect_stderr(io.StringIO()):
             yield
     finally:
-        transformers.logging.set_verbosity(verbosity)
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()
 
 
-def load_plainly(folder: str) -> tuple[nn.Module, dict[str, list[str]]]:
+def load_plainly(folder: str, config: Mapping[str, Any]) -> tuple[nn.Module, dict[str, list[str]]]:
     """The model of a folder with the class that its config names, loaded as a user of transformers or timm would."""
-    import transformers
-
-    register_own_models()
-    with silenced(transformers):
+    register_own_models(config)
+    with silenced():
         return plain_load.load(folder)
 
 
@@ -387,9 +361,9 @@ def written_out_config(folder: Path, config: Mapping[str, Any]) -> dict[str, Any
         return dict(config)
     import transformers
 
-    register_own_models()
+    register_own_models(config)
     try:
-        with silenced(transformers):
+        with silenced():
             made = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception:  # a type that only the checkpoint's own code knows: its config is all there is
         return dict(config)
@@ -404,11 +378,15 @@ def is_our_own_code(folder: Path, config: Mapping[str, Any]) -> bool:
     return files == {ours.name} and code.is_file() and code.read_bytes() == ours.read_bytes()
 
 
-def register_own_models() -> None:
-    """Makes transformers' Auto classes know the model types that this package itself defines."""
-    from oversmooth.models.crammed_bert import register
+def register_own_models(config: Mapping[str, Any] | None = None) -> None:
+    """Makes transformers' Auto classes know the model type that this package defines; nothing for configs of others.
 
-    register()
+    The module of that model imports half of transformers.
+    """
+    if config is None or config.get("model_type") in CRAMMED_BERT.model_types:
+        from oversmooth.models.crammed_bert import register
+
+        register()
 
 
 def _load_timm(source: Source, verb: str) -> nn.Module:
@@ -492,7 +470,7 @@ def call_model(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
     return model(inputs[""], **named) if "" in inputs else model(**named)
 
 
-# --- A model with the head that its task needs: language, masked tokens, classes; or none, for embeddings ---
+# --- models with the head that a task needs ---
 
 TASKS = {
     "causal language": ("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
@@ -508,18 +486,15 @@ TASKS = {
 
 def task_of(source: Source) -> str:
     """The task that the model has a head for; `similarity` where it has none."""
-    names = (
-        [type(source.module).__name__] if source.module is not None else list(source.config.get("architectures") or ())
-    )
+    named = source.config.get("architectures") or () if source.module is None else (type(source.module).__name__,)
+    names = [str(name) for name in named]
     for task, (_, endings) in TASKS.items():
-        if any(str(name).endswith(endings) for name in names if endings):
+        if endings and any(name.endswith(endings) for name in names):
             return task
     if source.gguf_file and any(stack.arch.is_causal for stack in source.stacks()):
         return "causal language"
     if source.module is None:
-        is_timm = "architecture" in source.config or str(source.place or "").startswith("timm:")
-        has_classes = bool(source.config.get("num_classes")) or is_timm
-        return "classification" if is_timm and has_classes else "similarity"
+        return "classification" if source.is_timm else "similarity"
     classes = getattr(source.module, "num_classes", 0)
     return "classification" if isinstance(classes, int) and classes > 0 else "similarity"
 
@@ -537,28 +512,20 @@ def head_for(source: Source, task: str | None) -> str:
 
 def has_own_head(source: Source, task: str) -> bool:
     """Whether transformers loads another module for this task than without one."""
-    is_transformers = "architecture" not in source.config and not str(source.place or "").startswith("timm:")
-    return source.module is None and task != "similarity" and is_transformers and source.place is not None
+    return source.module is None and task != "similarity" and not source.is_timm and source.place is not None
 
 
-def load_with_head(source: Source, verb: str, *, task: str, trust_remote_code: bool = False) -> nn.Module:
+def load_with_head(source: Source, verb: str, *, task: str) -> nn.Module:
     """The model of a source with the head of a task, in eval mode."""
     import transformers
 
-    register_own_models()
+    register_own_models(source.config)
     classes = TASKS[task][0].split("|")
     names = [str(name) for name in source.config.get("architectures") or ()]
     wanted = classes[-1] if any(name.endswith("ForSequenceClassification") for name in names) else classes[0]
-    stored: Any = torch.float32 if source.gguf_file else "auto"
     try:
-        with silenced(transformers):
-            model, loaded = getattr(transformers, wanted).from_pretrained(
-                source.place,
-                dtype=source.dtype or stored,
-                trust_remote_code=trust_remote_code,
-                **source.origin(),
-                output_loading_info=True,
-            )
+        with silenced():
+            model, loaded = _from_pretrained(getattr(transformers, wanted), source)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise NotLive(source.target, verb, first_line(error)) from error
     require_complete(source.target, loaded["missing_keys"], [], loaded["unexpected_keys"])

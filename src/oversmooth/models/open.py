@@ -4,7 +4,6 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
@@ -234,7 +233,7 @@ class OpenedModel:
         """The module in eval mode with the head of a task, loaded when it is first asked for."""
         from oversmooth.models.live import is_offloaded, load_model, load_with_head, move, require_on
 
-        source, device, trusted = self.source, self.load.device, self.load.trust_remote_code
+        source, device = self.source, self.load.device
         if self.is_own and source.module is not None:
             if device is not None:
                 require_on(source.module, device)
@@ -242,8 +241,7 @@ class OpenedModel:
         head = self._head(task)
         with self.alone:
             if head not in self._modules:
-                load = load_model if head is None else partial(load_with_head, task=head)
-                module = load(source, verb, trust_remote_code=trusted)
+                module = load_model(source, verb) if head is None else load_with_head(source, verb, task=head)
                 if device is not None and not is_offloaded(module):
                     move(module, device)
                 self._modules[head] = module
@@ -353,6 +351,7 @@ def _source(target: Target, load: LoadOptions) -> Source:
         archs=source.archs if load.arch is None else archs_of(load.arch),
         dtype=source.dtype if load.dtype is None else RUN_DTYPES.get(load.dtype),
         offload=source.offload if load.offload is None else load.offload,
+        trust_remote_code=source.trust_remote_code or load.trust_remote_code,
     )
 
 

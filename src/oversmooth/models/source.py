@@ -87,6 +87,8 @@ class Source:
     """What the model is run in; `None` for the dtype that its weights are stored in."""
     offload: bool | None = None
     """Whether weights are read block by block while it runs; `None` where that depends on the memory."""
+    trust_remote_code: bool = False
+    """Whether code from the model's repository may run."""
     archs: tuple[Arch, ...] = ()
     """Declarations that the user gave, in place of our own."""
 
@@ -95,6 +97,11 @@ class Source:
         options: dict[str, Any] = {"local_files_only": Path(self.place or "").is_dir()}
         named = {"gguf_file": self.gguf_file, "revision": self.revision}
         return options | {name: value for name, value in named.items() if value}
+
+    @property
+    def is_timm(self) -> bool:
+        """Whether timm builds the model."""
+        return "architecture" in self.config or str(self.place or "").startswith("timm:")
 
     @property
     def model_type(self) -> str:

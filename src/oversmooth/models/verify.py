@@ -20,7 +20,7 @@ from oversmooth.models.discovery.skeleton import discovered_on_disk
 from oversmooth.models.discovery.watch import discovered, known_inputs, placed, rediscovered
 from oversmooth.models.families import REFUSED
 from oversmooth.models.hooks.attention_maps import awaited
-from oversmooth.models.hooks.chain import chain_of
+from oversmooth.models.hooks.chain import Chain
 from oversmooth.models.hooks.taps import observed
 from oversmooth.models.inputs import examples
 from oversmooth.models.live import call_model, is_offloaded, quiet_eval
@@ -129,7 +129,7 @@ def _run(
     generator: torch.Generator,
 ) -> tuple[list[EqualTokenCheck], StreamCheck]:
     """One pass in which both identities are checked: equal tokens for the weights, the chain for the stream."""
-    chain = chain_of(model, stacks)
+    chain = Chain(model, stacks)
     with (
         quiet_eval(model),
         acting_merged(model),

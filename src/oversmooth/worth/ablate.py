@@ -13,7 +13,7 @@ from oversmooth.measurement.observer import MeasurementObserver, select
 from oversmooth.measurement.passes import Processed
 from oversmooth.measurement.statistics import rank_correlation
 from oversmooth.measurement.steps import BLOCK
-from oversmooth.models.hooks.chain import chain_of
+from oversmooth.models.hooks.chain import Chain
 from oversmooth.models.hooks.removal import PARTS, Replay
 from oversmooth.models.hooks.taps import observed
 from oversmooth.models.live import quiet_eval
@@ -158,7 +158,7 @@ class _Run:
         observer, live = self.observer, self.live
         with observed(live.stacks, live.store, observer.observe, observer.wants) as restart:
             observer.begin(asked.inputs)
-            chain = chain_of(live.model, live.stacks)
+            chain = Chain(live.model, live.stacks)
             restart(chain)
             with chain.watching():
                 output = self._run(asked)

@@ -243,7 +243,7 @@ def test_capital_words_stay_capital_where_nothing_says_how_to_split(tmp_path):
     (tmp_path / "a.txt").write_text("Water boils waters Water\n\nWater boils")
     facts = measure(str(folder), str(tmp_path / "a.txt"), metrics="cosine").data
     assert facts.text.unknown_tokens == 0
-    found, _ = find_tokenizer(open_source(str(folder)), trust_remote_code=False)
+    found, _ = find_tokenizer(open_source(str(folder)))
     assert found("Water water", add_special_tokens=False)["input_ids"] == [5, 6]
 
 

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from jaxtyping import Int
@@ -46,17 +45,16 @@ class Irregular(Exception):
 
 def layout_of(trace: Trace, layer: FoundLayer) -> Layout | Obstacle:
     """The storage of a layer, or why it cannot be said."""
-    read, made = layer.value.columns.shape[-1], len(layer.output.rows)
+    read, made, name = layer.value.columns.shape[-1], len(layer.output.rows), layer.output.weight
     if layer.latent is None and read != made:
         if (beside := _beside_the_stream(trace, layer)) is not None:
             return beside
-        words = f"{layer.output.weight} leads from one stage of width {read} to the next of width {made}"
-        return Obstacle(kind="stage", where=layer.output.weight.rpartition(".")[0], reason=words)
+        words = f"{name} leads from one stage of width {read} to the next of width {made}"
+        return Obstacle("stage", name.rpartition(".")[0], words)
     try:
         return _layout(trace, layer)
     except Irregular as error:
-        words = f"{layer.output.weight}: {error}"
-        return Obstacle(kind="layout", where=layer.output.weight.rpartition(".")[0], reason=words)
+        return Obstacle("layout", name.rpartition(".")[0], f"{name}: {error}")
 
 
 def _beside_the_stream(trace: Trace, layer: FoundLayer) -> Obstacle | None:
@@ -66,7 +64,7 @@ def _beside_the_stream(trace: Trace, layer: FoundLayer) -> Obstacle | None:
         if read.op == "cat":
             where = read.module or "the model"
             words = f"{where} puts other features beside the residual stream in front of {layer.value.weight}"
-            return Obstacle(kind="concatenation", where=where, reason=words)
+            return Obstacle("concatenation", where, words)
     return None
 
 
@@ -83,22 +81,20 @@ def _layout(trace: Trace, layer: FoundLayer) -> Layout:
         raise Irregular("heads have output weights of their own, which are summed afterwards")
     order = columns.argsort()
     rows, channels = rows[order], reading.channels[order]
-    alternating = torch.equal(channels, torch.arange(inner) // n_heads) and not torch.equal(
-        channels, torch.arange(inner) % d_head
-    )
-    if alternating:
-        rows, channels = (part.reshape(d_head, n_heads).T.flatten() for part in (rows, channels))
+    one_by_one = torch.arange(inner) % d_head
+    if not torch.equal(channels, one_by_one) and torch.equal(channels, torch.arange(inner) // n_heads):
+        rows, channels = (part.reshape(d_head, n_heads).T.flatten() for part in (rows, channels))  # heads alternate
         output_axes = f"{output_axes.split()[0]} channel head"
-    if not torch.equal(channels, torch.arange(inner) % d_head):
+    if not torch.equal(channels, one_by_one):
         raise Irregular("the channels of the heads reach the output projection in no regular order")
     norm = layer.norms.get("inner_norm")
     if norm is not None and norm.shape[-1] not in (inner, d_head):
         raise Irregular(f"the norm {norm.path} takes neither single heads nor all of them")
     heads = rows.reshape(n_heads, d_head)
     n_kv, of_heads = _value_heads(heads)
-    all_rows = _out_size(value_parameter, value_axes)
-    fused = fused_form(of_heads, n_heads, all_rows)
-    bias, has_own = _bias(trace, layer, of_heads, value_axes, value_parameter, all_rows)
+    sizes = zip(value_parameter.shape, value_axes.split(), strict=False)
+    fused = fused_form(of_heads, n_heads, math.prod(size for size, name in sizes if name != "in"))
+    bias, has_own = _bias(trace, layer, of_heads, value_parameter)
     return Layout(
         d_model=len(output.rows),
         n_heads=n_heads,
@@ -109,7 +105,7 @@ def _layout(trace: Trace, layer: FoundLayer) -> Layout:
         output_axes=output_axes,
         value_bias=bias,
         has_own_bias=has_own,
-        output_bias=_output_bias(trace, layer),
+        output_bias=layer.output.bias_in(trace.sources),
     )
 
 
@@ -118,7 +114,10 @@ def _value_rows(parameter: Parameter, in_step: int, positions: Int[Tensor, " in"
     shape = parameter.shape
     if len(shape) > 2 and set(shape[2:]) == {1}:
         shape = shape[:2]
-    axis = _axis_with(parameter, in_step, len(shape))
+    used = [axis for axis in range(len(shape)) if parameter.strides[axis] == in_step and shape[axis] > 1]
+    if not used:
+        raise Irregular(f"{parameter.name} is used along none of its axes")
+    axis = used[0]
     if len(shape) == 2:
         other = 1 - axis
         return ("out in" if axis == 1 else "in out"), positions // parameter.strides[other] % shape[other]
@@ -137,18 +136,6 @@ def _columns(parameter: Parameter, out_step: int, positions: Int[Tensor, " in"])
     axes, columns = _value_rows(parameter, out_step, positions)
     swapped = {"out": "in", "in": "out"}
     return " ".join(swapped.get(name, name) for name in axes.split()), columns
-
-
-def _axis_with(parameter: Parameter, step: int, axes: int) -> int:
-    for axis in range(axes):
-        if parameter.strides[axis] == step and parameter.shape[axis] > 1:
-            return axis
-    raise Irregular(f"{parameter.name} is used along none of its axes")
-
-
-def _out_size(parameter: Parameter, axes: str) -> int:
-    sizes = [size for size, name in zip(parameter.shape, axes.split(), strict=False) if name != "in"]
-    return int(torch.tensor(sizes).prod())
 
 
 def _value_heads(heads: Int[Tensor, "head channel"]) -> tuple[int, Int[Tensor, "kv channel"]]:
@@ -183,20 +170,15 @@ def fused_form(rows: Int[Tensor, "kv channel"], n_heads: int, all_rows: int) -> 
     return found
 
 
-def _bias(
-    trace: Trace, layer: FoundLayer, rows: Tensor, axes: str, parameter: Parameter, all_rows: int
-) -> tuple[str, bool]:
+def _bias(trace: Trace, layer: FoundLayer, rows: Tensor, parameter: Parameter) -> tuple[str, bool]:
     """Name of the value bias, and whether it has one entry per value channel instead of one per row."""
-    found: dict[int, float] = {}
+    by_row: dict[int, float] = {}
     for positions, bias in layer.value.biases:
-        found.update(zip(positions.reshape(-1).tolist(), bias.reshape(-1).tolist(), strict=True))
-    if not found:
+        _, of_bias = _value_rows(parameter, layer.value.in_step, positions.reshape(-1).long())
+        by_row.update(zip(of_bias.tolist(), bias.reshape(-1).tolist(), strict=True))
+    if not by_row:
         return "", False
-    by_row = {
-        int(_value_rows(parameter, layer.value.in_step, torch.tensor([int(position)]))[1]): code
-        for position, code in found.items()
-    }
-    codes = [by_row.get(int(row), -1.0) for row in rows.flatten()]
+    codes = [by_row.get(row, -1.0) for row in rows.flatten().tolist()]
     sources = {int(code // SHIFT) for code in codes}
     if len(sources) != 1 or -1 in sources:
         raise Irregular("the value bias is put together from several tensors")
@@ -208,14 +190,6 @@ def _bias(
     if entries == list(range(len(entries))):
         return source.name, True
     raise Irregular("the value bias is stored in another order than the values")
-
-
-def _output_bias(trace: Trace, layer: FoundLayer) -> str:
-    for _, codes in layer.output.biases:
-        source = trace.sources[int(codes.reshape(-1)[0] // SHIFT)]
-        if isinstance(source, Parameter):
-            return source.name
-    return ""
 
 
 # --- how names are written in a declaration: blocks with a number in their path, and paths below a block ---
@@ -368,6 +342,10 @@ class DistinctLayer:
     layout: Layout
     order: list[int] = field(default_factory=list)
     """Which of all attention layers it was, each time it ran."""
+    index: int = 0
+    """Number of its block in the stack."""
+    path: str = ""
+    """Path of its block."""
 
     @property
     def name(self) -> str:
@@ -377,12 +355,30 @@ class DistinctLayer:
     def module(self) -> str:
         return self.layer.mixings[0].module
 
+    def place_in(self, template: str) -> None:
+        """Notes which block of a stack it is."""
+        if "{i}" in template:
+            match = re.match(_pattern(template), self.name)
+            assert match is not None, "a layer belongs to the template that was made from it"
+            self.index, self.path = int(match[1]), template.replace("{i}", match[1])
+        else:
+            self.path = block_of(self)
+            self.index = template.split(",").index(self.path)
+
+    def below(self, name: str) -> str:
+        return relative(self.path, self.index, name)
+
 
 Stacked = tuple[str, list[DistinctLayer]]
 """Path of the block with `{i}` (or the listed paths of blocks without a number), and its layers."""
 
 
+def _pattern(template: str) -> str:
+    return re.escape(template).replace(r"\{i\}", r"(\d+)")
+
+
 def stacks_of(seen: Sequence[DistinctLayer], refused: Collection[str]) -> list[Stacked]:
+    """Layers by stack, in the order in which they run; `refused`: modules whose attention is not a layer."""
     alike: dict[tuple[object, ...], list[DistinctLayer]] = {}
     for one in seen:
         alike.setdefault((unnumbered(one.name), _kind(one)), []).append(one)
@@ -394,19 +390,19 @@ def stacks_of(seen: Sequence[DistinctLayer], refused: Collection[str]) -> list[S
         varying = [place for place in range(len(numbers[0])) if len({number[place] for number in numbers}) > 1]
         if not varying and numbers[0] and forms[str(form)] == len(members):
             varying = [0]
-        if varying:
-            stages: dict[tuple[str, ...], list[DistinctLayer]] = {}
-            for member, number in zip(members, numbers, strict=True):
-                outer = tuple(value for place, value in enumerate(number) if place != varying[-1])
-                stages.setdefault(outer, []).append(member)
-            for group in stages.values():
-                template = template_of(group[0].name, varying[-1])
-                if _is_exact(template, group, seen, set(refused) - {one.module for one in seen}):
-                    found.append((template, group))
-                else:
-                    listed.setdefault((tails_of(group[0]), kind, template), []).extend(group)
-        else:
+        if not varying:
             listed.setdefault((tails_of(members[0]), kind), []).extend(members)
+            continue
+        stages: dict[tuple[str, ...], list[DistinctLayer]] = {}
+        for member, number in zip(members, numbers, strict=True):
+            outer = tuple(value for place, value in enumerate(number) if place != varying[-1])
+            stages.setdefault(outer, []).append(member)
+        for group in stages.values():
+            template = template_of(group[0].name, varying[-1])
+            if _is_exact(template, group, seen, set(refused) - {one.module for one in seen}):
+                found.append((template, group))
+            else:
+                listed.setdefault((tails_of(group[0]), kind, template), []).extend(group)
     found += [(",".join(block_of(member) for member in members), members) for members in listed.values()]
     return sorted(found, key=lambda stack: stack[1][0].order[0])
 
@@ -415,19 +411,18 @@ def _is_exact(
     template: str, group: Sequence[DistinctLayer], seen: Sequence[DistinctLayer], refused: Collection[str]
 ) -> bool:
     """Whether a template means the blocks of a group and no others, such as one whose attention is refused."""
-    pattern = re.compile(re.escape(template).replace(r"\{i\}", r"\d+") + r"\.")
+    pattern = re.compile(_pattern(template) + r"\.")
     has_others = any(pattern.match(other) and unnumbered(other) == unnumbered(group[0].module) for other in refused)
     return not has_others and sum(1 for one in seen if pattern.match(one.name)) == len(group)
 
 
 def _kind(one: DistinctLayer) -> tuple[object, ...]:
     """What all blocks of one stack have in common."""
-    layout, residual = one.layout, one.layer.residual
+    layout, layer, mixing = one.layout, one.layer, one.layer.mixings[0]
     sizes = () if layout.fused is None else (layout.n_heads, layout.n_kv, layout.d_head)
-    causal = one.layer.mixings[0].is_causal
-    latent = one.layer.latent and one.layer.latent.first
-    form = (layout.fused, layout.value_axes, layout.output_axes, latent, one.layer.mixings[0].value_factor)
-    return (layout.d_model, *form, "inner_norm" in one.layer.norms, sizes, residual, causal)
+    latent = layer.latent and layer.latent.first
+    form = (layout.fused, layout.value_axes, layout.output_axes, latent, mixing.value_factor)
+    return (layout.d_model, *form, "inner_norm" in layer.norms, sizes, layer.residual, mixing.is_causal)
 
 
 def block_of(one: DistinctLayer) -> str:
@@ -456,27 +451,27 @@ def declared(
     for order, layer in enumerate(found):
         layout = layout_of(trace, layer)
         if isinstance(layout, Obstacle):
-            refused.append(Refused(module=layer.mixings[0].module, weight=layer.output.weight, obstacle=layout))
+            refused.append(Refused(layer.mixings[0].module, layer.output.weight, layout))
             continue
         one = seen.setdefault((layer.value.weight, layer.output.weight), DistinctLayer(layer, layout))
         one.order.append(order)
     stacks = stacks_of(list(seen.values()), [one.module for one in refused])
-    labels = labels_of(
-        distinct([template for template, _ in stacks], [tails_of(members[0])[1] for _, members in stacks])
-    )
+    tails = [tails_of(members[0])[1] for _, members in stacks]
+    labels = labels_of(distinct([template for template, _ in stacks], tails))
     inner = {call.path for layer in found for call in layer.norms.values()}
-    return tuple(
-        _arch(trace, template, members, label, f"{name}.{label}" if label else name, kind, inner)
-        for (template, members), label in zip(stacks, labels, strict=True)
-    )
+    archs = []
+    for (template, members), label in zip(stacks, labels, strict=True):
+        for one in members:
+            one.place_in(template)
+        members.sort(key=lambda one: one.index)
+        arch = _arch(trace, template, members, inner, kind)
+        archs.append(replace(arch, name=f"{name}.{label}" if label else name, stack=label))
+    return tuple(archs)
 
 
-def _arch(
-    trace: Trace, template: str, members: list[DistinctLayer], label: str, name: str, kind: str, inner: Collection[str]
-) -> Arch:
-    members = sorted(members, key=lambda one: _index(template, one))
-    first, layout = members[0].layer, members[0].layout
-    indices = [_index(template, one) for one in members]
+def _arch(trace: Trace, template: str, members: list[DistinctLayer], inner: Collection[str], kind: str) -> Arch:
+    """The declaration of one stack; `inner`: norms inside the blocks of all stacks."""
+    first, layout, mixing = members[0].layer, members[0].layout, members[0].layer.mixings[0]
     heads = tuple(one.layout.n_heads for one in members)
     is_plain = layout.fused is None
     norms = {role: [one.layer.norms[role] for one in members if role in one.layer.norms] for role in NORM_ROLES}
@@ -484,17 +479,15 @@ def _arch(
     kinds = Counter(call.facts.kind for calls in norms.values() for call in calls)
     plain_axes = {"out in": "out_in", "in out": "in_out"}
     stored = plain_axes.get(layout.value_axes, plain_axes.get(layout.output_axes, "out_in"))
-    stream = _stream_shape(trace, template, members[0])
-    keys = first.mixings[0].keys
+    stream = _stream_shape(trace, members[0])
     return Arch(
-        name=name,
+        name="",
         model_types=(),
-        paths=_paths(trace, template, members, inner, is_plain=is_plain, without=without),
+        paths=_paths(trace, template, members, inner, without),
         kind=kind,  # type: ignore[arg-type]
-        stack=label,
         norm=kinds.most_common(1)[0][0] if kinds else "layer",
         residual=first.residual,
-        is_causal=first.mixings[0].is_causal,
+        is_causal=mixing.is_causal,
         fused=layout.fused or "stacked",
         stored=stored,  # type: ignore[arg-type]
         value_axes="" if plain_axes.get(layout.value_axes) == stored else layout.value_axes,
@@ -502,13 +495,13 @@ def _arch(
         latent_first=0 if first.latent is None else first.latent.first,
         gains=tuple(dict.fromkeys(gain for one in members for gain in one.layer.gains)),
         inner_norm_per_head=any(call.shape[-1] == layout.d_head for call in norms["inner_norm"]) and layout.n_heads > 1,
-        value_gain=first.mixings[0].value_factor * (1.0 if first.latent is None else first.latent.factor),
+        value_gain=mixing.value_factor * (1.0 if first.latent is None else first.latent.factor),
         n_heads=heads[0] if len(set(heads)) == 1 else heads,
         n_kv="shape" if is_plain else layout.n_kv,
         d_head="config" if is_plain else layout.d_head,
-        token_axis=0 if len(stream) == 3 and stream[0] == keys != stream[1] else 1,
-        is_windowed=math.prod(stream[1:-1]) > keys * max(1, len(first.mixings)) and stream[0] != keys,
-        is_hybrid=_is_hybrid(trace, template, indices),
+        token_axis=0 if len(stream) == 3 and stream[0] == mixing.keys != stream[1] else 1,
+        is_windowed=math.prod(stream[1:-1]) > mixing.keys * max(1, len(first.mixings)) and stream[0] != mixing.keys,
+        is_hybrid=_is_hybrid(trace, template, [one.index for one in members]),
         branch_gain=first.branch.factor,
         norms_without_weight=without,
         passes=_passes(members),
@@ -516,28 +509,20 @@ def _arch(
     )
 
 
-def _stream_shape(trace: Trace, template: str, one: DistinctLayer) -> tuple[int, ...]:
-    """Shape of the stream as modules pass it on."""
-    block, stream = _block_path(template, one), one.layer.branch.stream
+def _stream_shape(trace: Trace, one: DistinctLayer) -> tuple[int, ...]:
+    """Shape of the stream as modules pass it on; as its own block receives it, where that shows it."""
+    stream = one.layer.branch.stream
     received = [call for call in trace.calls if call.received is not None and call.received.root is stream]
-    for call in sorted(received, key=lambda call: call.path != block):
+    for call in sorted(received, key=lambda call: call.path != one.path):
         if call.received is not None and len(call.received.shape) > 2:
             return call.received.shape
     return stream.shape
 
 
-def _index(template: str, one: DistinctLayer) -> int:
-    if "{i}" not in template:
-        return template.split(",").index(block_of(one))
-    match = re.match(re.escape(template).replace(r"\{i\}", r"(\d+)"), one.name)
-    assert match is not None, "a layer belongs to the template that was made from it"
-    return int(match[1])
-
-
 def _is_hybrid(trace: Trace, template: str, indices: Sequence[int]) -> bool:
     if "{i}" not in template:
         return False
-    pattern = re.compile(re.escape(template).replace(r"\{i\}", r"(\d+)") + r"\.")
+    pattern = re.compile(_pattern(template) + r"\.")
     own = trace.parameters.by_name.keys() - trace.parameters.aliases
     numbers = {int(match[1]) for name in own if (match := pattern.match(name))}
     return set(indices) != set(range(max(numbers, default=0) + 1))
@@ -551,98 +536,73 @@ def _passes(members: Sequence[DistinctLayer]) -> tuple[tuple[int, ...], ...]:
 
 
 def _paths(
-    trace: Trace,
-    template: str,
-    members: Sequence[DistinctLayer],
-    inner: Collection[str],
-    *,
-    is_plain: bool,
-    without: tuple[str, ...],
+    trace: Trace, template: str, members: Sequence[DistinctLayer], inner: Collection[str], without: Collection[str]
 ) -> Paths:
-    common = partial(_common, template)
-    value = common(
+    value = _common(
         [(one, one.layer.value.weight, "" if one.layout.has_own_bias else one.layout.value_bias) for one in members]
     )
+    is_plain = members[0].layout.fused is None
     roles = {}
     for role in NORM_ROLES:
         calls = [(one, one.layer.norms[role]) for one in members if role in one.layer.norms]
         if role in without:
-            roles[role] = _relative(template, calls[0][0], calls[0][1].path)
+            roles[role] = calls[0][0].below(calls[0][1].path)
         elif calls:
-            named = [
-                (one, f"{call.path}.{call.facts.weight}", f"{call.path}.{call.facts.bias}" if call.facts.bias else "")
-                for one, call in calls
-            ]
-            roles[role] = common(named)
-    own_bias = [one for one in members if one.layout.has_own_bias]
-    gains = [one for one in members if one.layer.branch.gain]
-    last = max(members, key=lambda one: one.order[-1]).layer
+            roles[role] = _common(
+                [
+                    (
+                        one,
+                        f"{call.path}.{call.facts.weight}",
+                        f"{call.path}.{call.facts.bias}" if call.facts.bias else "",
+                    )
+                    for one, call in calls
+                ]
+            )
+    latents = [(one, one.layer.latent) for one in members if one.layer.latent is not None]
     return Paths(
         block=template,
         v=value if is_plain else "",
         qkv="" if is_plain else value,
-        v_bias=_relative(template, own_bias[0], own_bias[0].layout.value_bias) if own_bias else "",
-        o=common([(one, one.name, one.layout.output_bias) for one in members]),
-        latent=common(
-            [(one, one.layer.latent.product.weight, one.layer.latent.bias) for one in members if one.layer.latent]
-        ),
-        attn_gain=_relative(template, gains[0], gains[0].layer.branch.gain) if gains else "",
-        final_norm=_final_norm(trace, template, last, inner),
-        **_taps(trace, template, members),
+        v_bias=next((one.below(one.layout.value_bias) for one in members if one.layout.has_own_bias), ""),
+        o=_common([(one, one.name, one.layout.output_bias) for one in members]),
+        latent=_common([(one, latent.product.weight, latent.bias) for one, latent in latents]),
+        attn_gain=next((one.below(one.layer.branch.gain) for one in members if one.layer.branch.gain), ""),
+        final_norm=_final_norm(trace, template, max(members, key=lambda one: one.order[-1]).layer, inner),
+        **_taps(trace, members),
         **roles,
     )
 
 
-def _common(template: str, found: Sequence[tuple[DistinctLayer, str, str]]) -> str:
-    """The path of a role below the block; alternates where blocks differ."""
-    outside = [not name.startswith(f"{_block_path(template, one)}.") for one, name, _ in found]
-    if outside and all(outside):
-        indices = [_index(template, one) for one, _, _ in found]
+def _common(found: Sequence[tuple[DistinctLayer, str, str]]) -> str:
+    """The path that names the weight and the bias of a role below the block; alternates where blocks differ."""
+    if found and not any(name.startswith(f"{one.path}.") for one, name, _ in found):
+        indices = [one.index for one, _, _ in found]
         weight = numbered(indices, [name for _, name, _ in found])
         bias = numbered(indices, [name for _, _, name in found])
         if weight is not None and bias is not None:
             return with_bias(weight, bias.removeprefix("^") and bias)
-    spelled = (_spelled(template, one, weight, bias) for one, weight, bias in found)
-    return "|".join(path for path, _ in Counter(spelled).most_common())
-
-
-def _block_path(template: str, one: DistinctLayer) -> str:
-    index = _index(template, one)
-    return template.split(",")[index] if "{i}" not in template else template.replace("{i}", str(index))
-
-
-def _relative(template: str, one: DistinctLayer, path: str) -> str:
-    return relative(_block_path(template, one), _index(template, one), path)
-
-
-def _spelled(template: str, one: DistinctLayer, weight: str, bias: str) -> str:
-    return spelled(_block_path(template, one), _index(template, one), weight, bias)
+    paths = Counter(spelled(one.path, one.index, weight, bias) for one, weight, bias in found)
+    return "|".join(path for path, _ in paths.most_common())
 
 
 def _final_norm(trace: Trace, template: str, last: FoundLayer, inner: Collection[str]) -> str:
-    """The norm that reads the stream behind the last block; `inner`: norms inside the blocks of all stacks."""
+    """The norm that reads the stream behind the last block."""
     if last.end is None or last.residual == "post":
         return ""
-    pattern = re.compile(re.escape(template).replace(r"\{i\}", r"\d+").replace(",", "|") + r"(\.|$)")
+    in_block = re.compile(_pattern(template).replace(",", "|") + r"(\.|$)")
     for call in trace.norms:
+        is_outside = call.path not in inner and not in_block.match(call.path)
         is_whole = math.prod(call.shape) == math.prod(last.end.shape) and last.width in call.shape
-        if (
-            call.read is last.end.root
-            and is_whole
-            and call.facts.weight
-            and not pattern.match(call.path)
-            and call.path not in inner
-        ):
+        if call.read is last.end.root and is_whole and is_outside and call.facts.weight:
             weight, bias = call.facts.weight, call.facts.bias
             is_usual = weight == "weight" and bias in ("", "bias")
             return call.path if is_usual else f"{call.path}.[{weight},{bias}]"
     return ""
 
 
-def _taps(trace: Trace, template: str, members: Sequence[DistinctLayer]) -> dict[str, str]:
+def _taps(trace: Trace, members: Sequence[DistinctLayer]) -> dict[str, str]:
     """Modules that receive the stream, where the block itself or its norms do not show it."""
-    one = members[0]
-    layer, block = one.layer, _block_path(template, one)
+    layer, block = members[0].layer, members[0].path
     call = next((call for call in trace.calls if call.path == block), None)
     shows_sum = {
         "pre": "ffn_norm" in layer.norms or "cross_norm" in layer.norms,
@@ -655,32 +615,26 @@ def _taps(trace: Trace, template: str, members: Sequence[DistinctLayer]) -> dict
         is_stream = call.received.root is layer.branch.stream
         if is_stream or "attn_norm" in layer.norms:
             return {}
-    found = {}
-    before = _reader(trace, template, members, [other.layer.branch.stream for other in members])
-    after = _reader(trace, template, members, [other.layer.branch.total for other in members])
-    if before is not None:
-        found["before"] = before
-    if after is not None:
-        found["after"] = after
-    last = members[-1]
-    if last.layer.end is not None:
-        path = next(iter(readers_of(trace, last.layer.end)), None)
-        if path is not None:
-            found["end"] = path
-    return found
+    end = members[-1].layer.end
+    found = {
+        "before": _reader(trace, members, [one.layer.branch.stream for one in members]),
+        "after": _reader(trace, members, [one.layer.branch.total for one in members]),
+        "end": None if end is None else next(iter(readers_of(trace, end)), None),
+    }
+    return {name: path for name, path in found.items() if path is not None}
 
 
-def _reader(trace: Trace, template: str, members: Sequence[DistinctLayer], nodes: Sequence[Node]) -> str | None:
+def _reader(trace: Trace, members: Sequence[DistinctLayer], nodes: Sequence[Node]) -> str | None:
     """The module of every block that receives one of these tensors, as one path."""
     readers = [[path for path in readers_of(trace, node) if path] for node in nodes]
     for first in readers[0]:
         alike = [[path for path in paths if unnumbered(path) == unnumbered(first)] for paths in readers]
         if not all(alike):
             continue
-        below = {_relative(template, one, paths[0]) for one, paths in zip(members, alike, strict=True)}
+        below = {one.below(paths[0]) for one, paths in zip(members, alike, strict=True)}
         if len(below) == 1 and not min(below).startswith("^"):
             return min(below)
-        path = numbered([_index(template, one) for one in members], [paths[0] for paths in alike])
+        path = numbered([one.index for one in members], [paths[0] for paths in alike])
         if path is not None:
             return path
     return None

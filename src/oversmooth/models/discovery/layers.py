@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from oversmooth.models.declaration import Gain, Residual, norm_centres
 from oversmooth.models.discovery.operations import (
@@ -29,7 +28,7 @@ from oversmooth.models.discovery.trace import Trace
 # --- what keeps an attention from being `A X W_V W_O` with rows that sum to one, and the module that does ---
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Obstacle:
     """Why an attention is not `W_O A X W_V`, and where."""
 
@@ -45,10 +44,10 @@ def obstacle_of(trace: Trace, mixing: AttentionTimesValues, output: Projection |
     """What keeps an attention from being `A X W_V W_O` with rows that sum to one; `None` where nothing does."""
     where = mixing.module
     if mixing.over_channels:
-        return Obstacle(kind="channels", where=where, reason=f"attention over channels, not over tokens, in {where}")
+        return Obstacle("channels", where, f"attention over channels, not over tokens, in {where}")
     if mixing.varies:
         words = f"the values of {where} do not come from the same rows of one weight at every token"
-        return Obstacle(kind="tokens", where=where, reason=words)
+        return Obstacle("tokens", where, words)
     if output is None and mixing.queries == 1 < mixing.keys:
         return _pooling(mixing)
     if mixing.chances.altered:
@@ -59,17 +58,17 @@ def obstacle_of(trace: Trace, mixing: AttentionTimesValues, output: Projection |
                 f"the attention of {where} is changed after its softmax by {module or op} ({op}): heads are mixed, and rows "
                 f"that sum to between {low:.3g} and {high:.3g} are no averages of tokens"
             )
-            return Obstacle(kind="heads", where=module or where, reason=words)
+            return Obstacle("heads", module or where, words)
     if mixing.value_codes is None:
         return _before_attention(trace, mixing)
     sources = (mixing.value_codes // SHIFT).unique().tolist()
     if len(sources) > 1 or not isinstance(trace.sources[int(sources[0])], Projection):
         words = f"the values of {where} are themselves the result of an attention (approximate or linear attention)"
-        return Obstacle(kind="approximate", where=where, reason=words)
+        return Obstacle("approximate", where, words)
     if not mixing.is_stochastic and not (mixing.has_sink and output is not None):
         low, high = mixing.row_sums
         words = f"the rows of the attention of {where} sum to between {low:.3g} and {high:.3g} (a sink): not to one"
-        return Obstacle(kind="sink", where=where, reason=words)
+        return Obstacle("sink", where, words)
     return _after_attention(trace, mixing) if output is None else None
 
 
@@ -84,18 +83,13 @@ def _before_attention(trace: Trace, mixing: AttentionTimesValues) -> Obstacle:
         "batch norm": f"the batch norm {where} stands between the value projection and attention (fold it into the weight)",
         "positions": f"{where} turns the values by their position (a rotary embedding)",
     }
-    kind = "positions" if _is_turned(mixing.values.root) else kind
-    reason = words.get(kind, f"{where} ({kind}) stands between the value projection and attention")
-    return Obstacle(kind=kind if kind in words else "other", where=where, reason=reason)
-
-
-def _is_turned(values: Node) -> bool:
-    """Whether values, or some of their channels, are a sum of two products, as cosine and sine make them."""
+    values = mixing.values.root
     parts = [parent.root for parent in values.parents] if values.op == "cat" else [values]
-    return any(
-        part.op in SUMS and len(part.parents) == 2 and all(parent.root.op in FACTORS for parent in part.parents)
-        for part in parts
-    )
+    pairs = [part.parents for part in parts if part.op in SUMS and len(part.parents) == 2]
+    if any(all(parent.root.op in FACTORS for parent in pair) for pair in pairs):
+        kind = "positions"  # some channels are a sum of two products, as cosine and sine make them
+    reason = words.get(kind, f"{where} ({kind}) stands between the value projection and attention")
+    return Obstacle(kind if kind in words else "other", where, reason)
 
 
 STEPS = 40
@@ -108,9 +102,9 @@ def _after_attention(trace: Trace, mixing: AttentionTimesValues) -> Obstacle:
     read = {id(norm.read): norm for norm in reversed(trace.norms) if norm.read.order >= mixing.made.order}
     while waiting and len(seen) < STEPS:
         current = waiting.pop(0)
-        if id(current) in read:
-            words = f"the norm {read[id(current)].path} stands between attention and the output projection"
-            return Obstacle(kind="norm", where=read[id(current)].path, reason=words)
+        if (norm := read.get(id(current))) is not None:
+            words = f"the norm {norm.path} stands between attention and the output projection"
+            return Obstacle("norm", norm.path, words)
         for use in uses(current):
             found = _in_the_way(use, current, use.module or mixing.module)
             if found is not None:
@@ -126,18 +120,16 @@ def _in_the_way(use: Node, attention: Node, where: str) -> Obstacle | None:
     if use.op in FACTORS:
         gate = [parent for parent in use.parents if parent.root is not attention]
         if gate and not gate[0].parameter and math.prod(gate[0].shape) > 1:
-            words = f"a gate in {where} multiplies the output of attention, token by token"
-            return Obstacle(kind="gate", where=where, reason=words)
+            return Obstacle("gate", where, f"a gate in {where} multiplies the output of attention, token by token")
     if use.op in ("sub", "sub_"):
-        words = f"{where} subtracts one attention from another (differential attention)"
-        return Obstacle(kind="differential", where=where, reason=words)
+        return Obstacle("differential", where, f"{where} subtracts one attention from another (differential attention)")
     if use.op in SUMS and (added := [parent.root for parent in use.parents if parent.root is not attention]):
         is_convolved = added[0].op == "convolution"
         words = f"{where} adds {'a convolution' if is_convolved else 'something else'} to the result of attention"
-        return None if added[0].parameter else Obstacle(kind="addition", where=where, reason=words)
+        return None if added[0].parameter else Obstacle("addition", where, words)
     if use.op == "convolution":
         words = f"a convolution ({where}) stands between attention and the output projection"
-        return Obstacle(kind="convolution", where=where, reason=words)
+        return Obstacle("convolution", where, words)
     return None
 
 
@@ -149,22 +141,20 @@ def _nothing_reads(mixing: AttentionTimesValues, seen: Sequence[Node]) -> Obstac
     if beside is not None:
         where = beside.module or where
         words = f"{where} puts something else beside the attention of {mixing.module} before the output projection"
-        return Obstacle(kind="concatenation", where=where, reason=words)
+        return Obstacle("concatenation", where, words)
     names = ", ".join(dict.fromkeys(f"{node.op} in {node.module or 'the model'}" for node in seen[:3])) or "nothing"
-    words = f"no projection reads the attention of {where} directly: {names} comes first"
-    return Obstacle(kind="other", where=where, reason=words)
+    return Obstacle("other", where, f"no projection reads the attention of {where} directly: {names} comes first")
 
 
 def _pooling(mixing: AttentionTimesValues) -> Obstacle:
     words = f"{mixing.module} pools: {mixing.queries} queries read {mixing.keys} tokens"
-    return Obstacle(kind="pooling", where=mixing.module, reason=words)
+    return Obstacle("pooling", mixing.module, words)
 
 
 def maker_of(trace: Trace, node: Node) -> tuple[str, str]:
     """Kind and path of what made a tensor."""
-    for norm in trace.norms:
-        if norm.made is node:
-            return "norm", norm.path
+    if (norm := trace.norm_that_made(node)) is not None:
+        return "norm", norm.path
     named = {"native_group_norm": "group norm", **dict.fromkeys(FACTORS, "gate")}
     makers = [node, *(parent.root for parent in node.parents if node.op in SUMS)]  # a convolution beside a skip
     is_convolved = any(maker.op == "convolution" for maker in makers)
@@ -198,21 +188,20 @@ class Branch:
 def follow_branch(trace: Trace, value: Projection, output: Projection) -> Branch | Obstacle:
     """From the output projection to the sum with the residual stream, and what stands in between."""
     read, factor = read_by(value)
-    norm = next((call for call in reversed(trace.norms) if call.made is read), None)
+    norm = trace.norm_that_made(read)
     streams = [read] if norm is None else [read, norm.read.root]
     branch = Branch(total=output.made, stream=read, norm_before=None, factor=factor)
     current = output.made.root
     for _ in range(12):
         following = uses(current)
-        total = next((use for use in following if _adds(use, current) and _other(use, current, streams)), None)
-        if total is not None:
-            met = _other(total, current, streams)
-            assert met is not None
-            branch.total, branch.stream = total, met
-            branch.is_parallel = branch.is_parallel or not any(parent.root is met for parent in total.parents)
-            branch.norm_before = None if met is read else norm
-            branch.factor *= _alpha(total, current)
-            return branch
+        for total in following:
+            met = _other(total, current, streams) if _alpha(total, current) else None
+            if met is not None:
+                branch.total, branch.stream = total, met
+                branch.is_parallel = branch.is_parallel or not any(parent.root is met for parent in total.parents)
+                branch.norm_before = None if met is read else norm
+                branch.factor *= _alpha(total, current)
+                return branch
         step = _step(trace, branch, current, following)
         if isinstance(step, Obstacle):
             return step
@@ -231,18 +220,13 @@ def read_by(value: Projection) -> tuple[Node, float]:
     return read, factor
 
 
-def _adds(use: Node, current: Node) -> bool:
-    """Whether an operation adds a branch to something, or takes it away from something."""
-    return use.op in SUMS or (use.op in DIFFERENCES and _is_second(use, current))
-
-
-def _is_second(total: Node, current: Node) -> bool:
-    return len(total.parents) > 1 and total.parents[1].root is current
-
-
 def _alpha(total: Node, current: Node) -> float:
-    alpha = total.number if _is_second(total, current) and total.number is not None else 1.0
-    return -alpha if total.op in DIFFERENCES else alpha
+    """The factor with which an operation adds a branch to something, negative for a difference; 0 if it does neither."""
+    is_second = len(total.parents) > 1 and total.parents[1].root is current
+    alpha = total.number if is_second and total.number is not None else 1.0
+    if total.op in SUMS:
+        return alpha
+    return -alpha if total.op in DIFFERENCES and is_second else 0.0
 
 
 def _other(total: Node, current: Node, streams: Sequence[Node]) -> Node | None:
@@ -271,8 +255,7 @@ def _step(trace: Trace, branch: Branch, current: Node, following: Sequence[Node]
         if use.op in FACTORS and others and others[0].parameter:
             branch.gain = others[0].parameter
             return use.root
-    norm = next((call for call in trace.norms if call.read is current and call.made.order > current.order), None)
-    if norm is not None:
+    if (norm := trace.norm_behind(current)) is not None:
         branch.norm_on_branch = norm
         return norm.made
     for use in following:
@@ -288,7 +271,7 @@ def _step(trace: Trace, branch: Branch, current: Node, following: Sequence[Node]
         if use.op in FACTORS:
             where = use.module or "the model"
             words = f"{where} multiplies the output of attention by something that is not constant"
-            return Obstacle(kind="gate", where=where, reason=words)
+            return Obstacle("gate", where, words)
     return None
 
 
@@ -301,7 +284,7 @@ def _no_sum(trace: Trace, branch: Branch, value: Projection, output: Projection,
     if maker is not None:
         through = f", the norm {inner.path}" if inner is not None else ""
         words = f"latent values: {maker.weight.rpartition('.')[0]}{through} and {value.weight} stand between"
-        return Obstacle(kind="latent", where=inner.path if inner else maker.weight, reason=f"{words} stream and values")
+        return Obstacle("latent", inner.path if inner else maker.weight, f"{words} stream and values")
     met = _any_sum(trace, output.made.root)
     if met is None:
         return branch  # no skip connection: the branch is the new stream
@@ -310,7 +293,7 @@ def _no_sum(trace: Trace, branch: Branch, value: Projection, output: Projection,
         between = next((use for use in uses(current) if use is not total), current)
         where = between.module or "the model"
         words = f"{where} ({between.op}) stands between {output.weight} and the residual stream"
-        return Obstacle(kind="routed" if between.op in ROUTING else "other", where=where, reason=words)
+        return Obstacle("routed" if between.op in ROUTING else "other", where, words)
     if leads_to(other, value.read.root):
         return between_stream_and_values(trace, value, value.read.root)
     branch.total, branch.stream = total, other
@@ -321,7 +304,7 @@ def way_around(trace: Trace, output: Projection, branch: Branch) -> Obstacle | N
     """A skip connection that is no sum; `None` where there is no skip, so that the branch is the new stream."""
     if branch.total is not output.made:
         return None
-    norm = next((call for call in reversed(trace.norms) if call.made is branch.stream), None)
+    norm = trace.norm_that_made(branch.stream)
     stream = branch.stream if norm is None else norm.read.root
     passed = {id(output.made), id(output.made.root)}
     later = (product for product in trace.products if product.made.order > output.made.order)
@@ -330,7 +313,7 @@ def way_around(trace: Trace, output: Projection, branch: Branch) -> Obstacle | N
         return None
     where = output.weight.rpartition(".")[0]
     words = f"what goes around {where} to {around.weight} is not added to its output as it is: no plain skip connection"
-    return Obstacle(kind="skip", where=where, reason=words)
+    return Obstacle("skip", where, words)
 
 
 def between_stream_and_values(trace: Trace, value: Projection, read: Node) -> Obstacle:
@@ -338,21 +321,19 @@ def between_stream_and_values(trace: Trace, value: Projection, read: Node) -> Ob
     kind, where = maker_of(trace, read)
     if kind == "cat":
         words = f"{where} puts other features or tokens beside the residual stream in front of {value.weight}"
-        return Obstacle(kind="concatenation", where=where, reason=words)
+        return Obstacle("concatenation", where, words)
     if kind == "flip":
-        words = f"cross-attention: {where} reads its values from the sequence beside its own"
-        return Obstacle(kind="cross", where=where, reason=words)
+        return Obstacle("cross", where, f"cross-attention: {where} reads its values from the sequence beside its own")
     words = f"{where} ({kind}) stands between the residual stream and the values of {value.weight}"
     known = ("norm", "convolution", "gate", "batch norm", "group norm")
-    return Obstacle(kind=kind if kind in known else "other", where=where, reason=words)
+    return Obstacle(kind if kind in known else "other", where, words)
 
 
 def _any_sum(trace: Trace, node: Node) -> tuple[Node, Node] | None:
     """The first sum of a branch with something else, behind a norm on the branch too."""
     current = node
     for _ in range(6):
-        norm = next((call for call in trace.norms if call.read is current and call.made.order > current.order), None)
-        if norm is not None:
+        if (norm := trace.norm_behind(current)) is not None:
             current = norm.made.root
         following = uses(current)
         for use in following:
@@ -390,7 +371,7 @@ class FoundLatent:
 def latent_of(trace: Trace, value: Projection) -> FoundLatent | None:
     """The latent that a value projection reads; `None` where it reads something else."""
     read, factor = read_by(value)
-    norm = next((call for call in reversed(trace.norms) if call.made is read), None)
+    norm = trace.norm_that_made(read)
     codes = value.token_codes if norm is None else norm.codes
     if codes is None or bool(codes.min() < 0):
         return None
@@ -398,24 +379,14 @@ def latent_of(trace: Trace, value: Projection) -> FoundLatent | None:
     product = trace.sources[int(sources[0])]
     if len(sources) != 1 or not isinstance(product, Projection) or product is value:
         return None
-    rows = _rows(trace, product, (codes % SHIFT).long())
-    if rows is None or not torch.equal(rows, rows[0] + torch.arange(len(rows))):
-        return None
-    return FoundLatent(product=product, first=int(rows[0]), norm=norm, bias=_bias(trace, product), factor=factor)
-
-
-def _rows(trace: Trace, product: Projection, positions: Tensor) -> Tensor | None:
     parameter = trace.parameters.by_name[product.weight]
     if len(parameter.shape) != 2 or parameter.strides[1] != product.in_step:
         return None  # stored the other way round: no such latent is known
-    return positions // parameter.strides[0]
-
-
-def _bias(trace: Trace, product: Projection) -> str:
-    for _, codes in product.biases:
-        source = trace.sources[int(codes.reshape(-1)[0] // SHIFT)]
-        return getattr(source, "name", "")
-    return ""
+    rows = (codes % SHIFT).long() // parameter.strides[0]
+    if not torch.equal(rows, rows[0] + torch.arange(len(rows))):
+        return None
+    bias = product.bias_in(trace.sources)
+    return FoundLatent(product=product, first=int(rows[0]), norm=norm, bias=bias, factor=factor)
 
 
 # --- the block around an attention layer: its residual form, the norms of its sub-blocks ---
@@ -441,7 +412,7 @@ class FoundLayer:
         return len(self.output.rows)
 
 
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Refused:
     """One attention that the theory does not cover."""
 
@@ -458,14 +429,14 @@ def follow_blocks(found: Sequence[FoundLayer], refused: Sequence[Refused], trace
     crossings = {id(one.stream): one for one in refused if one.obstacle.kind == "cross" and one.stream is not None}
     for layer in found:
         _form(trace, layer)
-        stream = _stream_after(layer)
+        stream = _after(layer, "attn", layer.branch.total).root
         crossing = crossings.get(id(stream))
         if crossing is not None and crossing.total is not None:
             _sub_block(trace, layer, "cross", stream, crossing.total)
-            stream = _stream_after_cross(layer, crossing.total.root)
+            stream = _after(layer, "cross", crossing.total).root
         total = layer.branch.total if layer.branch.is_parallel else _next_sum(stream)
         _sub_block(trace, layer, "ffn", stream, total)
-        layer.end = total if layer.residual != "post" else _made(layer.norms.get("ffn_norm"), total)
+        layer.end = None if total is None else _after(layer, "ffn", total)
 
 
 def _form(trace: Trace, layer: FoundLayer) -> None:
@@ -505,15 +476,10 @@ def _only_reader(node: Node, norm: NormCall) -> bool:
     )
 
 
-def _stream_after(layer: FoundLayer) -> Node:
-    if layer.residual == "post":
-        return layer.norms["attn_norm"].made.root
-    return layer.branch.total.root
-
-
-def _stream_after_cross(layer: FoundLayer, total: Node) -> Node:
-    norm = layer.norms.get("cross_norm")
-    return norm.made.root if layer.residual == "post" and norm is not None else total
+def _after(layer: FoundLayer, sub: str, total: Node) -> Node:
+    """The stream behind a sub-block: its sum, or in post-norm blocks the norm of that."""
+    norm = layer.norms.get(f"{sub}_norm") if layer.residual == "post" else None
+    return total if norm is None else norm.made
 
 
 def _next_sum(stream: Node) -> Node | None:
@@ -537,10 +503,6 @@ def _sub_block(trace: Trace, layer: FoundLayer, sub: str, stream: Node, total: N
         on_branch = [made[id(parent.root)] for parent in total.parents if id(parent.root) in made]
         if on_branch:
             layer.norms[f"{sub}_branch_norm"] = on_branch[0]
-
-
-def _made(norm: NormCall | None, otherwise: Node | None) -> Node | None:
-    return otherwise if norm is None else norm.made
 
 
 def readers_of(trace: Trace, node: Node) -> Iterator[str]:
@@ -574,8 +536,8 @@ def layers_of(trace: Trace) -> tuple[list[FoundLayer], list[Refused]]:
             found.append(one)
             if mixing.is_merged:
                 words = f"cross-attention: {mixing.module} also reads another sequence, in the same softmax"
-                obstacle = Obstacle(kind="cross", where=mixing.module, reason=words)
-                refused.append(Refused(module=mixing.module, weight=one.output.weight, obstacle=obstacle))
+                obstacle = Obstacle("cross", mixing.module, words)
+                refused.append(Refused(mixing.module, one.output.weight, obstacle))
         else:
             refused.append(one)
     follow_blocks(found, refused, trace)
@@ -586,7 +548,7 @@ def _layer(trace: Trace, mixing: AttentionTimesValues, output: Projection | None
     obstacle = obstacle_of(trace, mixing, output)
     if obstacle is not None or output is None or output.reading is None:
         assert obstacle is not None, "a mixing that nothing reads has an obstacle"
-        return Refused(module=mixing.module, weight=output.weight if output else "", obstacle=obstacle)
+        return Refused(mixing.module, output.weight if output else "", obstacle)
     value = trace.sources[int(output.reading.value_codes[0] // SHIFT)]
     assert isinstance(value, Projection)
     reads, latent = value, None
@@ -596,18 +558,15 @@ def _layer(trace: Trace, mixing: AttentionTimesValues, output: Projection | None
         if not isinstance(through, Obstacle) and reads_the_stream(chain.product, through):
             reads, latent, branch = chain.product, chain, through
     if isinstance(branch, Obstacle):
-        return Refused(module=mixing.module, weight=output.weight, obstacle=branch)
-    other = _other_than_self_attention(trace, mixing, reads, output, branch)
-    other = other or way_around(trace, output, branch)
+        return Refused(mixing.module, output.weight, branch)
+    other = _other_than_self_attention(trace, mixing, reads, output, branch) or way_around(trace, output, branch)
     if other is not None:
-        return Refused(
-            module=mixing.module, weight=output.weight, obstacle=other, total=branch.total, stream=branch.stream
-        )
+        return Refused(mixing.module, output.weight, other, branch.total, branch.stream)
     layer = FoundLayer(value=value, output=output, mixings=output.reading.mixings, branch=branch, latent=latent)
     if latent is not None and latent.norm is not None:
         layer.norms["latent_norm"] = latent.norm
     obstacle = _passages(trace, layer)
-    return layer if obstacle is None else Refused(module=mixing.module, weight=output.weight, obstacle=obstacle)
+    return layer if obstacle is None else Refused(mixing.module, output.weight, obstacle)
 
 
 def _passages(trace: Trace, layer: FoundLayer) -> Obstacle | None:
@@ -619,27 +578,23 @@ def _passages(trace: Trace, layer: FoundLayer) -> Obstacle | None:
         if one.kind == "norm":
             if "inner_norm" in layer.norms or one.norm is None:
                 words = f"a second norm ({one.where}) stands between attention and the output projection"
-                return Obstacle(kind="norm", where=one.where, reason=words)
+                return Obstacle("norm", one.where, words)
             layer.norms["inner_norm"] = one.norm
             continue
         norm = layer.norms.get("inner_norm")
         if norm is not None and (norm_centres(norm.facts.kind) or one.kind == "differential"):
             words = f"{one.where} changes the mixed heads again behind the norm {norm.path}"
-            return Obstacle(kind=one.kind, where=one.where, reason=words)
+            return Obstacle(one.kind, one.where, words)
         gains.append(one.kind)  # type: ignore[arg-type]
-    if len({id(mixing) for mixing in layer.mixings}) > 1 and "differential" not in gains and _is_halved(layer):
-        words = f"the heads of {layer.mixings[0].module} are put together from several attentions"
-        return Obstacle(kind="heads", where=layer.mixings[0].module, reason=words)
+    assert layer.output.reading is not None
+    first, d_head = layer.mixings[0], int(layer.output.reading.channels.max()) + 1
+    if len(own) > 1 and "differential" not in gains and d_head > first.channels:  # one head of several products
+        words = f"the heads of {first.module} are put together from several attentions"
+        return Obstacle("heads", first.module, words)
     if "differential" in gains:
         gains = ["differential"]  # numbers that multiply it are no gates
     layer.gains = tuple(dict.fromkeys(gains))
     return None
-
-
-def _is_halved(layer: FoundLayer) -> bool:
-    """Whether one head is made of the results of two products."""
-    assert layer.output.reading is not None
-    return int(layer.output.reading.channels.max()) + 1 > layer.mixings[0].channels
 
 
 def _other_than_self_attention(
@@ -649,20 +604,18 @@ def _other_than_self_attention(
     where = mixing.module
     if not reads_the_stream(value, branch):
         read, _ = read_by(value)
-        norm = next((call for call in reversed(trace.norms) if call.made is read), None)
+        norm = trace.norm_that_made(read)
         attended = {id(other.made) for other in trace.mixings}
         if leads_to(read if norm is None else norm.read.root, branch.stream, avoiding=attended):
             skip = _skip_words(trace, branch.stream)
             words = f"{where} leads from one stage to the next: its skip connection is not the identity ({skip})"
-            return Obstacle(kind="stage", where=where, reason=words)
+            return Obstacle("stage", where, words)
         if leads_to(branch.stream, read, avoiding=attended):
             return between_stream_and_values(trace, value, read)
-        words = f"cross-attention: {where} reads its values from another sequence"
-        return Obstacle(kind="cross", where=where, reason=words)
+        return Obstacle("cross", where, f"cross-attention: {where} reads its values from another sequence")
     # Queries of a chunk may read its neighbours too; they pool where fewer tokens leave than were read.
     if mixing.queries < mixing.keys and not mixing.is_merged and _tokens(output) < _tokens(value):
-        words = f"{where} pools: {mixing.queries} queries read {mixing.keys} tokens"
-        return Obstacle(kind="pooling", where=where, reason=words)
+        return _pooling(mixing)
     return None
 
 

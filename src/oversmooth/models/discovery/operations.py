@@ -5,7 +5,7 @@ stands where, without reading a single number. Positions count the entries of th
 """
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from oversmooth.models.discovery.trace import Trace
 
 
-# --- pyTorch's operations by what they do to numbers: move them, keep them, or make new ones ---
+# --- PyTorch's operations by what they do to numbers: move them, keep them, or make new ones ---
 
 
 def _names(listed: str) -> frozenset[str]:
@@ -54,11 +54,19 @@ PRODUCTS = _names("mm addmm bmm baddbmm convolution")
 """Operations that make every number out of many."""
 
 
+paused = torch.utils._python_dispatch._disable_current_modes
+"""Operations of our own inside a traced pass are not the model's."""
+
+
 @contextmanager
-def paused() -> Iterator[None]:
-    """Operations of our own inside a traced pass are not the model's."""
-    with torch.utils._python_dispatch._disable_current_modes():
+def plain_operations() -> Iterator[None]:
+    """PyTorch's fused fast path of nn.MultiheadAttention is off, so that a mode sees every operation."""
+    was_on = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
         yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_on)
 
 
 # --- the tensors of one forward pass and what was made of what ---
@@ -147,13 +155,6 @@ class Parameter:
     begin: int
     end: int
 
-    def axes_of(self, position: int) -> tuple[int, ...]:
-        """The index, axis by axis, of the entry at a position."""
-        index = [0] * len(self.shape)
-        for axis in sorted(range(len(self.shape)), key=lambda axis: -self.strides[axis]):
-            index[axis], position = divmod(position, self.strides[axis]) if self.strides[axis] else (0, position)
-        return tuple(index)
-
 
 class Parameters:
     """The parameters of a model by the memory they lie in."""
@@ -200,9 +201,7 @@ def _storage(tensor: Tensor) -> int:
     return 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
 
 
-# --- the two kinds of matrix products that matter: with a parameter (a projection) ---
-
-ROW_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
+# --- the two kinds of matrix products that matter: features times a parameter, and attention times values ---
 
 
 @dataclass(eq=False, slots=True)
@@ -228,6 +227,11 @@ class Projection:
 
     def add_bias(self, rows: Tensor, codes: Tensor) -> None:
         self.biases.append((rows, codes.expand(rows.shape)))
+
+    def bias_in(self, sources: Sequence[Any]) -> str:
+        """The name of the parameter that was added as a bias; empty where there was none."""
+        added = (sources[int(codes.reshape(-1)[0] // SHIFT)] for _, codes in self.biases)
+        return next((source.name for source in added if isinstance(source, Parameter)), "")
 
 
 @dataclass(eq=False, slots=True)
@@ -258,6 +262,12 @@ class AttentionTimesValues:
     def channels(self) -> int:
         return 0 if self.value_codes is None else self.value_codes.shape[1]
 
+    def behind(self, codes: Float[Tensor, "*shape"]) -> tuple[Int[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+        """For codes of its result: the number of each channel in its head, and the code of the value it was mixed from."""
+        assert self.value_codes is not None
+        item, channel = (codes % SHIFT).long() // self.channels, (codes % SHIFT).long() % self.channels
+        return channel, self.value_codes[item, channel]
+
     @property
     def is_stochastic(self) -> bool:
         return all(abs(total - 1) < 2e-3 for total in self.row_sums)
@@ -281,27 +291,35 @@ class OutputProjection:
 
 def product_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node: "Node") -> Projection | None:
     """The product with a parameter that an operation is; `None` where it is something else."""
+    bias = args[0] if op == "addmm" else None
     if op == "convolution":
-        return _pointwise(trace, args, made, node)
-    if op not in ("mm", "addmm", "bmm", "baddbmm"):
+        data, weight, bias, stride, _, _, is_transposed, _, groups = args[:9]
+        if is_transposed or groups != 1 or set(weight.shape[2:]) != {1} or set(stride) != {1}:
+            return None  # only with a window of one it is a product with a matrix, whose channel axis is second
+        is_turned = True
+    elif op in ("mm", "addmm", "bmm", "baddbmm"):
+        a, b = args[-2:] if op in ("mm", "bmm") else args[1:3]
+        is_turned = trace.is_parameter(a) and not trace.is_parameter(b)
+        # Of two parameters, as learned queries times a weight, the weight is the second, as in `F.linear`.
+        weight, data = (a, b) if is_turned else (b, a)
+    else:
         return None
-    a, b = args[-2:] if op in ("mm", "bmm") else args[1:3]
-    is_turned = trace.is_parameter(a) and not trace.is_parameter(b)
-    if not is_turned and not trace.is_parameter(b):
-        return None
-    # Of two parameters, as learned queries times a weight, the weight is the second, as in `F.linear`.
-    weight, data = (a, b) if is_turned else (b, a)
-    product = _product(trace, weight, trace.node(data), node, is_turned=is_turned)
+    if not trace.is_parameter(weight):
+        return None  # both factors are data
+    matrix = weight.flatten(1) if op == "convolution" else weight
+    product = _product(trace, matrix, trace.node(data), node, is_turned=is_turned)
     if product is None:
         return None
-    shadow = trace.new_source(product) + product.rows.double()
-    trace.set_codes(made, (shadow[..., :, None] if is_turned else shadow[..., None, :]).expand(made.shape))
-    codes = trace.codes(data)
-    product.codes_read = codes.mT if codes is not None and is_turned else codes
-    if op == "addmm":
-        bias = trace.parameter_codes(args[0])
-        if bias is not None:
-            product.add_bias(product.rows.double(), bias)
+    shadow, codes = trace.new_source(product) + product.rows.double(), trace.codes.get(data)
+    if op == "convolution":
+        shadow = shadow.reshape(-1, *[1] * (made.ndim - 2))
+        product.codes_read = None if codes is None else codes.movedim(1, -1).flatten(0, -2)
+    else:
+        shadow = shadow[..., :, None] if is_turned else shadow[..., None, :]
+        product.codes_read = codes.mT if codes is not None and is_turned else codes
+    trace.codes[made] = shadow.expand(made.shape)
+    if bias is not None and (bias_codes := trace.parameter_codes(bias)) is not None:
+        product.add_bias(product.rows.double(), bias_codes)
     return product
 
 
@@ -309,51 +327,27 @@ def _product(
     trace: "Trace", weight: Tensor, read: "Node", made: "Node", *, is_turned: bool = False
 ) -> Projection | None:
     """The product with a weight `(in, out)`, or `(out, in)` where it is turned."""
-    is_one = weight.ndim == 3 and (len(weight) == 1 or weight.stride(0) == 0)
     if min(weight.shape[-2:]) < 2:
         return None
     parameter = trace.parameters.of(weight)
-    codes = None if parameter is not None else trace.parameter_codes(weight)
-    if is_one:
-        weight, codes = weight[0], None if codes is None else codes[0]
-    if is_turned:
-        weight, codes = weight.mT, None if codes is None else codes.mT
-    if parameter is not None:
-        name = parameter.name
-        first_in, first_out, corner = (
-            trace.parameters.positions(part, parameter)
-            for part in (weight[..., 0, :], weight[..., :, 0], weight[..., :2, :2])
-        )
+    codes = weight if parameter is not None else trace.parameter_codes(weight)
+    assert codes is not None, "the caller knows that it is a parameter"
+    if weight.ndim == 3 and (len(weight) == 1 or weight.stride(0) == 0):
+        codes = codes[0]
+    codes = codes.mT if is_turned else codes
+    parts = (codes[..., 0, :], codes[..., :, 0], codes[..., :2, :2])
+    if parameter is not None:  # of a view only the places that are needed are computed
+        first_in, first_out, corner = (trace.parameters.positions(part, parameter) for part in parts)
     else:
-        assert codes is not None, "the caller knows that it is a parameter"
         source = trace.sources[int(codes.max() // SHIFT)]
-        name = source.name  # type: ignore[union-attr]
+        assert isinstance(source, Parameter), "`parameter_codes` gives codes of parameters"
+        parameter = source
         if len((codes // SHIFT).unique()) > 1:
             return None  # several tensors side by side
-        positions = (codes % SHIFT).long()
-        first_in, first_out, corner = positions[..., 0, :], positions[..., :, 0], positions[..., :2, :2]
+        first_in, first_out, corner = ((part % SHIFT).long() for part in parts)
     corner = corner.reshape(-1, 2, 2)[0]
     in_step, out_step = int(corner[1, 0] - corner[0, 0]), int(corner[0, 1] - corner[0, 0])
-    return Projection(name, read, made, first_in, first_out, in_step, out_step)
-
-
-def _pointwise(trace: "Trace", args: tuple[Any, ...], made: Tensor, node: "Node") -> Projection | None:
-    """A convolution with a window of one is a product with a matrix, channel axis second."""
-    data, weight, bias, stride, _, _, is_transposed, _, groups = args[:9]
-    if is_transposed or groups != 1 or set(weight.shape[2:]) != {1} or set(stride) != {1}:
-        return None
-    if not trace.is_parameter(weight):
-        return None
-    product = _product(trace, weight.flatten(1), trace.node(data), node, is_turned=True)
-    if product is None:
-        return None
-    shadow = trace.new_source(product) + product.rows.double()
-    trace.set_codes(made, shadow.reshape(-1, *[1] * (made.ndim - 2)).expand(made.shape))
-    codes = trace.codes(data)
-    product.codes_read = None if codes is None else codes.movedim(1, -1).flatten(0, -2)
-    if bias is not None and (bias_codes := trace.parameter_codes(bias)) is not None:
-        product.add_bias(product.rows.double(), bias_codes)
-    return product
+    return Projection(parameter.name, read, made, first_in, first_out, in_step, out_step)
 
 
 def mixing_of(
@@ -362,14 +356,15 @@ def mixing_of(
     """The mixing that an operation is: probabilities times something that is no parameter."""
     if op not in ("bmm", "mm"):
         return None
-    a, b = args[:2]
-    chances, is_turned = (trace.chances(a), False) if trace.chances(a) else (trace.chances(b), True)
-    if chances is None:
+    weights, values = args[:2]
+    is_turned = trace.chances.get(weights) is None
+    if is_turned:
+        weights, values = values, weights
+    chances = trace.chances.get(weights)
+    if chances is None or trace.is_parameter(values):
         return None
-    mixed, weights = (a.mT, b.mT) if is_turned else (b, a)
-    if trace.is_parameter(a if is_turned else b):
-        return None
-    codes = trace.codes(a if is_turned else b)
+    weights = weights.mT if is_turned else weights
+    codes = trace.codes.get(values)
     if codes is not None:
         codes = codes.mT if is_turned else codes
         codes = codes[None] if codes.ndim == 2 else codes
@@ -378,23 +373,23 @@ def mixing_of(
     mixing = AttentionTimesValues(
         module=node.module,
         chances=chances,
-        values=trace.node(a if is_turned else b),
+        values=trace.node(values),
         made=node,
         value_codes=value_codes,
         over_channels=over_channels,
         varies=varies,
         queries=weights.shape[-2],
-        keys=mixed.shape[-2],
+        keys=weights.shape[-1],
         row_sums=_row_sums(weights),
         is_causal=_is_causal(weights if own is None else weights[..., : weights.shape[-2]]),
         is_merged=own is not None,
-        value_factor=trace.factor(a if is_turned else b),
+        value_factor=trace.factors.get(values, 1.0),
     )
     shape = made.mT.shape if is_turned else made.shape
     items = shape[0] if len(shape) == 3 else 1
     shadow = trace.new_source(mixing) + torch.arange(items * shape[-1], dtype=torch.float64).reshape(items, 1, -1)
     shadow = shadow.expand(items, shape[-2], shape[-1]).reshape(shape)
-    trace.set_codes(made, shadow.mT if is_turned else shadow)
+    trace.codes[made] = shadow.mT if is_turned else shadow
     return mixing
 
 
@@ -460,15 +455,15 @@ class AttentionProbabilities:
 def follow_chances(trace: "Trace", op: str, given: list[Tensor], made: list[Tensor], module: str) -> None:
     """Marks what an operation made as probabilities if it is a softmax, or comes from one and still is attention."""
     if op in SOFTMAX or _is_softmax_by_hand(trace, op, given):
-        trace.set_chances(made[0], AttentionProbabilities(module))
+        trace.chances[made[0]] = AttentionProbabilities(module)
         return
-    known = [chances for tensor in given if (chances := trace.chances(tensor)) is not None]
+    known = [chances for tensor in given if (chances := trace.chances.get(tensor)) is not None]
     is_unchanged = op in MOVES or op in KEEPS_VALUES or (op in ("mul", "div") and len(given) == 1)
     if not known or not (is_unchanged or _alters(trace, op, given, made[0])):
         return
     chances = known[0] if is_unchanged else AttentionProbabilities(known[0].module, (*known[0].altered, (op, module)))
     for tensor in made:
-        trace.set_chances(tensor, chances)
+        trace.chances[tensor] = chances
 
 
 def _is_softmax_by_hand(trace: "Trace", op: str, given: list[Tensor]) -> bool:
@@ -489,7 +484,7 @@ def _alters(trace: "Trace", op: str, given: list[Tensor], made: Tensor) -> bool:
 
 def _sums_up(trace: "Trace", op: str, given: list[Tensor]) -> bool:
     """Whether a product sums over what the softmax was taken over, as logits that choose among rows of a weight."""
-    place, chances = next((place, one) for place, one in enumerate(given) if trace.chances(one) is not None)
+    place, chances = next((place, one) for place, one in enumerate(given) if trace.chances.get(one) is not None)
     axis = 1 if op == "convolution" else -1 if place < len(given) - 1 else -2
     with paused():
         sums = chances.sum(axis)

@@ -1,10 +1,10 @@
-"""The equal-token identity, checked on the operations themselves.
+"""The equal-token identity, checked on the operations that a model runs.
 
 Rows of softmax attention sum to one. When the value projection sees the same vector x at every position, the output
-projection returns exactly `W_O (W_V x + b_V)`, whatever the mask, the positions, the queries and the keys. Where a gate, a
-sink or a difference of attentions multiplies what is written, the identity has the factors that the model itself shows for
-the tokens that run. A dispatch mode gives every value projection (the projection to the latent, where values have one)
-equal tokens while the model runs, and compares what the output projections return.
+projection returns exactly `W_O (W_V x + b_V)`, whatever the mask, the positions, the queries and the keys. Gates, sinks and
+differences of attentions multiply that by factors, which the same pass of the model shows. A dispatch mode gives equal
+tokens to every value projection (to the projection to the latent, where values have one) and compares what the output
+projections return.
 """
 
 import math
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from oversmooth.models.canonical import AttentionWeights, TokenGains, ValueChain, epsilon_of
-from oversmooth.models.discovery.operations import MOVES, Parameters
+from oversmooth.models.discovery.operations import MOVES, Parameters, plain_operations
 from oversmooth.models.hooks.attention_maps import AttentionMaps, NextAttention, blocks_watched
 from oversmooth.models.identify import BlockNames
 from oversmooth.models.stores.module import ModuleStore
@@ -162,10 +162,5 @@ def _rows(y: Tensor, op: str, is_turned: bool) -> Float[Tensor, "token d_model"]
 @contextmanager
 def equal_tokens(tensors: Mapping[str, Tensor], checks: Sequence[EqualTokenCheck]) -> Iterator[None]:
     """While the model runs inside, every check gets its error and the number of tokens that were compared."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with _EqualTokens(Parameters(tensors), checks):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
+    with plain_operations(), _EqualTokens(Parameters(tensors), checks):
+        yield

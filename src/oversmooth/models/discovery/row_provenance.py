@@ -1,7 +1,4 @@
-"""Which row of which weight each entry of a tensor comes from.
-
-Operations that only move numbers are repeated on the shadow; what changes numbers ends it.
-"""
+"""Which row of which weight each entry of a tensor comes from: moves are repeated on its shadow, other operations end it."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,18 +41,18 @@ def follow_codes(
     """Gives what an operation made the shadow that it has, if it has one."""
     if op in FACTORIES:
         if made[0].numel() <= LARGEST_SHADOW:
-            trace.set_codes(made[0], torch.full(made[0].shape, NOTHING, dtype=torch.float64))
+            trace.codes[made[0]] = torch.full(made[0].shape, NOTHING, dtype=torch.float64)
         return
     if op in ("add", "add_"):
         if not _follow_bias(trace, args, made[0]):
-            trace.drop_codes(made[0])  # what is added in place
+            trace.codes.pop(made[0], None)  # an addition in place changes numbers that had codes
         return
     is_same = op in ("mul", "div") and number_of(op, args, kwargs) == 1.0
-    if is_same and (codes := trace.codes(args[0])) is not None:
-        trace.set_codes(made[0], codes)
+    if is_same and (codes := trace.codes.get(args[0])) is not None:
+        trace.codes[made[0]] = codes
     if op not in MOVES:
         if func._schema.is_mutable:
-            trace.drop_codes(made[0])
+            trace.codes.pop(made[0], None)
         return
     shadows = _shadows(trace, op, args)
     if not shadows:
@@ -75,7 +72,7 @@ def follow_codes(
         return  # a move that has no meaning on the shadow's layout: the numbers count as changed
     for tensor, codes in zip(made, moved, strict=False):
         if codes.shape == tensor.shape:
-            trace.set_codes(tensor, codes)
+            trace.codes[tensor] = codes
 
 
 def _shadows(trace: "Trace", op: str, args: tuple[Any, ...]) -> dict[int, RowProvenance]:
@@ -83,7 +80,7 @@ def _shadows(trace: "Trace", op: str, args: tuple[Any, ...]) -> dict[int, RowPro
     found: dict[int, RowProvenance] = {}
     for leaf in tree_leaves(args):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            codes = trace.codes(leaf)
+            codes = trace.codes.get(leaf)
             if codes is None and op in COPIES and leaf.numel() <= LARGEST_SHADOW:
                 codes = trace.parameter_codes(leaf)
             if codes is not None:
@@ -96,18 +93,17 @@ def _follow_bias(trace: "Trace", args: tuple[Any, ...], made: Tensor) -> bool:
     if len(args) < 2 or not all(isinstance(arg, Tensor) for arg in args[:2]):
         return False
     for data, bias in (args[:2], args[1::-1]):
-        codes = trace.codes(data)
+        codes = trace.codes.get(data)
         if codes is None or not (trace.is_parameter(bias) and bias.numel() <= LARGEST_SHADOW):
             continue
         bias_codes = trace.parameter_codes(bias)
-        if bias_codes is None or codes.shape != made.shape or bias.numel() < 2:
+        is_whole = codes.shape == made.shape and bias.numel() > 1 and codes.numel() and codes.min() >= 0
+        source = trace.sources[int(codes.flatten()[0] // SHIFT)] if is_whole else None
+        if bias_codes is None or not isinstance(source, Projection):
             return False
-        source = trace.sources[int(codes.flatten()[0] // SHIFT)] if codes.numel() and codes.min() >= 0 else None
-        if isinstance(source, Projection):
-            source.add_bias(codes % SHIFT, bias_codes)
-            trace.set_codes(made, codes)
-            return True
-        return False
+        source.add_bias(codes % SHIFT, bias_codes)
+        trace.codes[made] = codes
+        return True
     return False
 
 
@@ -129,7 +125,7 @@ def _move(func: Any, op: str, args: Any, kwargs: dict[str, Any], like: Tensor) -
     return [moved] if isinstance(moved, Tensor) else list(moved)
 
 
-# --- what mixed heads go through between attention and the output projection without ceasing to be mixed ---
+# --- what happens to mixed heads between attention and the output projection: gates, sinks, norms, differences ---
 
 PASSED = (*FACTORS, "sub", "sub_")
 LOOKS_BACK = 8
@@ -150,8 +146,8 @@ class HeadTransform:
 
 def follow_products(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, module: str) -> None:
     """Values times a number are values; mixed heads stay mixed heads when something multiplies or subtracts."""
-    if op in MOVES and args and isinstance(args[0], Tensor) and (factor := trace.factor(args[0])) != 1.0:
-        trace.set_factor(made, factor)
+    if op in MOVES and args and isinstance(args[0], Tensor) and (factor := trace.factors.get(args[0], 1.0)) != 1.0:
+        trace.factors[made] = factor
     if op not in PASSED or len(args) < 2 or any(isinstance(arg, int | float) and arg == 1.0 for arg in args[:2]):
         return  # what is multiplied by one is followed as a move
     for data, other in (args[:2], args[1::-1]):
@@ -160,13 +156,13 @@ def follow_products(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor
             continue
         sources, is_first = _sources(trace, codes), data is args[0]
         if is_first and isinstance(other, int | float) and all(isinstance(source, Projection) for source in sources):
-            trace.set_codes(made, codes)
-            trace.set_factor(made, trace.factor(data) * (other if op.startswith("mul") else 1.0 / other))
+            trace.codes[made] = codes
+            trace.factors[made] = trace.factors.get(data, 1.0) * (other if op.startswith("mul") else 1.0 / other)
             return
         mixings = tuple(source for source in sources if isinstance(source, AttentionTimesValues))
         kind = _kind(trace, op, codes, other, is_first=is_first) if len(mixings) == len(sources) else ""
         if kind:
-            trace.set_codes(made, codes)
+            trace.codes[made] = codes
             trace.passed.append(HeadTransform(kind, module, mixings))
             return
 
@@ -180,13 +176,13 @@ def follow_norm(trace: "Trace", call: "NormCall", read: Tensor | None, made: Ten
     mixings = tuple(source for source in sources if isinstance(source, AttentionTimesValues))
     if len(mixings) == len(sources):
         trace.passed = [one for one in trace.passed if not f"{one.where}.".startswith(f"{call.path}.")]
-        trace.set_codes(made, codes)
+        trace.codes[made] = codes
         trace.passed.append(HeadTransform("norm", call.path, mixings, call))
 
 
 def one_token(trace: "Trace", tensor: Tensor | None) -> Tensor | None:
     """The codes of the channels of one token, where all tokens have the same."""
-    codes = None if tensor is None else trace.codes(tensor)
+    codes = None if tensor is None else trace.codes.get(tensor)
     if codes is None or codes.ndim < 2:
         return None
     rows = codes.reshape(-1, codes.shape[-1])
@@ -195,7 +191,7 @@ def one_token(trace: "Trace", tensor: Tensor | None) -> Tensor | None:
 
 def _whole_codes(trace: "Trace", data: Any, made: Tensor) -> Tensor | None:
     """The codes of a tensor of which every entry has one, and of the shape of what was made of it."""
-    codes = trace.codes(data) if isinstance(data, Tensor) else None
+    codes = trace.codes.get(data) if isinstance(data, Tensor) else None
     if codes is None or codes.shape != made.shape or not codes.numel() or bool(codes.min() < 0):
         return None
     return codes
@@ -209,8 +205,9 @@ def _sources(trace: "Trace", codes: Tensor) -> list[Any]:
 
 def _kind(trace: "Trace", op: str, codes: Tensor, other: Any, *, is_first: bool) -> str:
     """What an operation does to mixed heads; empty where they cease to be mixed heads."""
-    theirs = trace.codes(other) if isinstance(other, Tensor) else None
-    is_mixed = theirs is not None and theirs.numel() > 0 and _is_mixing(trace, theirs)
+    theirs = trace.codes.get(other) if isinstance(other, Tensor) else None
+    top = float(theirs.max()) if theirs is not None and theirs.numel() else -1.0
+    is_mixed = top >= 0 and isinstance(trace.sources[int(top // SHIFT)], AttentionTimesValues)
     if op in ("sub", "sub_"):
         return "differential" if is_first and is_mixed and _same_values(trace, codes, theirs) else ""
     if is_mixed or (op.startswith("div") and not is_first):
@@ -228,11 +225,6 @@ def _is_from_row_sums(node: "Node") -> bool:
     return False
 
 
-def _is_mixing(trace: "Trace", codes: Tensor) -> bool:
-    top = float(codes.max())
-    return top >= 0 and isinstance(trace.sources[int(top // SHIFT)], AttentionTimesValues)
-
-
 def _same_values(trace: "Trace", codes: Tensor, theirs: Tensor | None) -> bool:
     """Whether two tensors of mixed heads hold the same value channels, mixed by different attentions."""
     if theirs is None or theirs.shape != codes.shape:
@@ -248,8 +240,7 @@ def _values(trace: "Trace", codes: Tensor) -> Tensor | None:
         mixing, own = trace.sources[int(number)], codes // SHIFT == number
         if not isinstance(mixing, AttentionTimesValues) or mixing.value_codes is None:
             return None
-        positions = (codes[own] % SHIFT).long()
-        found[own] = mixing.value_codes[positions // mixing.channels, positions % mixing.channels]
+        _, found[own] = mixing.behind(codes[own])
     return found
 
 
@@ -274,9 +265,7 @@ def reading_of(trace: "Trace", product: Projection) -> None:
         mixing = trace.sources[number]
         if not isinstance(mixing, AttentionTimesValues) or mixing.value_codes is None:
             return
-        positions = (codes[whole & (sources[:, 0] == number)] % SHIFT).long()
-        channel = positions % mixing.channels
-        values = mixing.value_codes[positions // mixing.channels, channel]
+        channel, values = mixing.behind(codes[whole & (sources[:, 0] == number)])
         if bool((channel != channel[0]).any()) or bool((values != values[0]).any()):
             return
         found.append((mixing, values[0], channel[0]))
@@ -289,20 +278,15 @@ def _doubled(
 ) -> OutputProjection | None:
     """Heads made of two halves, which the same attention mixes in two products: one half behind the other."""
     numbers = list(dict.fromkeys(sources[0].tolist()))
-    mixings = [trace.sources[number] for number in numbers if number >= 0]
-    known = [
-        mixing for mixing in mixings if isinstance(mixing, AttentionTimesValues) and mixing.value_codes is not None
-    ]
+    mixings = (trace.sources[number] for number in numbers if number >= 0)
+    known = [one for one in mixings if isinstance(one, AttentionTimesValues) and one.value_codes is not None]
     sizes = {(mixing.queries, mixing.keys, mixing.channels) for mixing in known}
     if len(known) != 2 or len(numbers) != 2 or len(sizes) != 1:
         return None
-    width = known[0].channels
     channels, values = torch.empty_like(sources), torch.empty_like(codes)
     for half, (number, mixing) in enumerate(zip(numbers, known, strict=True)):
         own = sources == number
-        positions = (codes[own] % SHIFT).long()
-        channels[own] = positions % width + half * width
-        assert mixing.value_codes is not None
-        values[own] = mixing.value_codes[positions // width, positions % width]
+        channel, values[own] = mixing.behind(codes[own])
+        channels[own] = channel + half * mixing.channels
     is_regular = bool((channels == channels[:1]).all()) and bool((values == values[:1]).all())
     return OutputProjection(tuple(known), values[0], channels[0]) if is_regular else None

@@ -1,11 +1,8 @@
-"""Small random models built from the config of a checkpoint whose type is not declared.
+"""Discovers checkpoints whose type is not declared, on small random models built from their configs.
 
-Two sizes. `layout` keeps every width, because widths, heads and their sizes make the layout of a checkpoint; it shrinks
-depth, vocabulary, experts and the feed-forward. `tiny` shrinks widths too, for checks of a family as such.
-
-The skeleton has the widths of the checkpoint and two blocks with random weights. Its declaration is in the names of the
-live model; the names on disk are found by saving the skeleton as transformers saves models and comparing contents, so that
-renames, fused and split weights need no knowledge of ours.
+The skeleton has the widths and heads of the checkpoint, which make its layout, and two blocks with random weights. What is
+discovered has the names of the live model. The names on disk are found by saving the skeleton as transformers saves models
+and comparing contents, so renamed, fused and split weights need no table here.
 """
 
 import hashlib
@@ -13,8 +10,7 @@ import importlib
 import inspect
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +26,7 @@ from oversmooth.models.declaration import NORM_ROLES, Arch, Discovery, Paths, si
 from oversmooth.models.discovery.declare import NUMBER, Irregular, fused_form, relative, spelled, template_of
 from oversmooth.models.discovery.watch import discovered, own_stack
 from oversmooth.models.identify import BlockNames, TensorNames
+from oversmooth.models.live import silenced
 from oversmooth.models.stores.module import describe, tensors_of
 
 # --- sizes of small models of transformers, by the names that configs have for them ---
@@ -75,53 +72,15 @@ BREADTHS = {
 }
 """What is beside the value path."""
 
-WIDTHS = {
-    **each_named(
-        "hidden_size d_model n_embd dim embed_dim embedding_size hidden_dim decoder_hidden_size "
-        "encoder_hidden_size embed_size d_embed projection_dim text_embed_dim word_embed_proj_dim "
-        "hidden_size_per_layer_input projection_hidden_size out_hidden_size text_hidden_size "
-        "vision_hidden_size rnn_hidden_dim mask_feature_size fpn_hidden_size feature_size "
-        "decoder_hidden_dim encoder_hidden_dim attention_hidden_size",
-        32,
-    ),
-    **each_named(
-        "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads "
-        "decoder_num_attention_heads encoder_num_attention_heads num_encoder_attention_heads "
-        "num_decoder_attention_heads attention_heads vision_attention_heads text_attention_heads "
-        "num_cross_attention_heads num_self_attention_heads decoder_num_heads",
-        4,
-    ),
-    **each_named("num_key_value_heads num_kv_heads n_head_kv multi_query_group_num swa_num_key_value_heads", 2),
-    **each_named("head_dim d_kv attention_head_dim attention_head_size global_head_dim swa_head_dim", 8),
-    **each_named("q_lora_rank kv_lora_rank", 16),
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "rotary_dim": 8,
-    "v_head_dim": 8,
-    "qk_head_dim": 16,
-    **each_named("mamba_d_state ssm_state_size state_size mamba_d_ssm mamba_head_dim mamba_headdim", 8),
-    **each_named("mamba_n_heads mamba_d_head mamba_num_heads", 8),
-}
-"""Widths and heads."""
-
-LENGTHS = {
-    **each_named(
-        "max_position_embeddings n_positions max_source_positions max_target_positions "
-        "max_sequence_length max_seq_len seq_length n_ctx max_seqlen",
-        128,
-    ),
-    **each_named("image_size img_size input_size", 32),
-    "patch_size": 8,
-    "num_mel_bins": 16,
-    "sliding_window": 64,
-    "num_queries": 6,
-    "num_object_queries": 6,
-    "num_frames": 4,
-    "num_keypoints": 4,
-    "tubelet_size": 2,
-}
-"""How much is fed."""
-
+LAYOUT = {**DEPTHS, **BREADTHS}
+"""What is changed in a config; widths and heads stay."""
+HEADS = (
+    *("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads"),
+    *("decoder_num_attention_heads", "encoder_num_attention_heads", "num_encoder_attention_heads"),
+    *("num_decoder_attention_heads", "attention_heads", "vision_attention_heads", "text_attention_heads"),
+    *("num_cross_attention_heads", "num_self_attention_heads", "decoder_num_heads"),
+)
+VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 
 PLACES_OF_ATTENTION: Mapping[str, Any] = {
     **dict.fromkeys(("attn_layer_indices", "hybrid_layer_ids", "full_attn_idxs", "attention_layers_idx"), (1,)),
@@ -132,13 +91,6 @@ PLACES_OF_ATTENTION: Mapping[str, Any] = {
 """Which of the two blocks of a hybrid has attention."""
 MEANINGS = ("token_id", "token_index", "_id")
 """Endings of fields that name one entry of a vocabulary."""
-
-HEADS = tuple(name for name, value in WIDTHS.items() if value == 4)
-VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
-FIXED = (*(name for name, value in WIDTHS.items() if value in (8, 12, 16)), "qk_rope_head_dim")
-"""Sizes inside a head, and ranks."""
-LAYOUT = {**DEPTHS, **BREADTHS}
-"""For a model with the layout of a checkpoint."""
 CLASSES: Mapping[str, str] = {
     "lw_detr_vit": "LwDetrViTBackbone",
     "rf_detr_dinov2": "RfDetrDinov2Backbone",
@@ -148,12 +100,11 @@ CLASSES: Mapping[str, str] = {
 """The class that shows a type at work, where there are several and none is in an auto class."""
 
 
-# --- A small random model of a transformers config: a few blocks, few experts, few tokens, on the CPU ---
+# --- a small random model of a config ---
 
 
 def shrunk(config: Any, table: Mapping[str, Any]) -> Any:
-    """The config with every known field, at any depth, set to the table's value; lists keep their length where it is one
-    entry per layer."""
+    """The config with every field of the table, at any depth, lowered to its value; lists with an entry per layer fit."""
     has_own_values = _heads(config, VALUE_HEADS) in (0, _heads(config, HEADS))
     for name, part in list(vars(config).items()):
         if hasattr(part, "model_type") and hasattr(part, "to_dict"):
@@ -161,7 +112,8 @@ def shrunk(config: Any, table: Mapping[str, Any]) -> Any:
         elif isinstance(part, dict) and "model_type" in part:
             continue
         elif name in table and part is not None:
-            _set(config, name, table[name], part)
+            if not isinstance(part, bool | str | list | tuple | dict):  # models with one entry per stage are small
+                setattr(config, name, min(table[name], part) if isinstance(part, int) else table[name])
         elif name in PLACES_OF_ATTENTION and part is not None:
             place = PLACES_OF_ATTENTION[name]
             setattr(config, name, list(place) if isinstance(place, tuple) else place)
@@ -171,7 +123,10 @@ def shrunk(config: Any, table: Mapping[str, Any]) -> Any:
         for name in VALUE_HEADS:
             if isinstance(getattr(config, name, None), int):
                 setattr(config, name, _heads(config, HEADS))
-    _per_layer(config)
+    depth = getattr(config, "num_hidden_layers", None)
+    if isinstance(depth, int):
+        for name, value in layer_lists(config, depth).items():
+            setattr(config, name, value)
     fit_rotary_sections(config)
     return config
 
@@ -195,25 +150,6 @@ def fit_rotary_sections(config: Any) -> None:
             rotary["mrope_section"] = [half // 3, half // 3, half - 2 * (half // 3)]
 
 
-def _set(config: Any, name: str, value: Any, old: Any) -> None:
-    if isinstance(old, list | tuple) and name in LENGTHS and all(isinstance(side, int) for side in old):
-        setattr(config, name, type(old)(min(value, side) for side in old))
-        return
-    if isinstance(old, bool | str | list | tuple | dict):
-        return  # one entry per stage: such models are small
-    if isinstance(old, int):
-        value = min(value, old)
-    setattr(config, name, value)
-
-
-def _per_layer(config: Any) -> None:
-    """Lists with an entry per layer end with the layers."""
-    depth = getattr(config, "num_hidden_layers", None)
-    if isinstance(depth, int):
-        for name, value in layer_lists(config, depth).items():
-            setattr(config, name, value)
-
-
 def layer_lists(config: Any, depth: int) -> dict[str, list[Any]]:
     """The lists with an entry per layer, cut to a depth so that the last kinds of layer remain."""
     found = {}
@@ -224,15 +160,6 @@ def layer_lists(config: Any, depth: int) -> dict[str, list[Any]]:
             chosen = [next(part for part in value if str(part) == kind) for kind in kinds][-depth:]
             found[name] = (chosen * depth)[:depth]
     return found
-
-
-def layout_skeleton(config: Mapping[str, Any]) -> nn.Module:
-    """A model with the widths of a config, a few blocks deep, as the class that the checkpoint was saved from."""
-    import transformers
-
-    settled = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
-    named = [getattr(transformers, name, None) for name in config.get("architectures") or ()]
-    return built(shrunk(settled, LAYOUT), named[0] if named else None)
 
 
 def built(config: Any, model_class: Any = None) -> nn.Module:
@@ -320,16 +247,19 @@ def _discovered(settled: str) -> Discovery | None:
 
 
 def _skeleton(config: Mapping[str, Any]) -> nn.Module | None:
+    """A model with the widths of a config, a few blocks deep, as the class that the checkpoint was saved from."""
     name = str(config.get("model_type") or config.get("architecture") or "the model")
     try:
         if "architecture" in config:
             return _timm_skeleton(config)
-        from transformers import CONFIG_MAPPING
+        import transformers
 
-        if config.get("model_type") not in CONFIG_MAPPING:
+        if config.get("model_type") not in transformers.CONFIG_MAPPING:
             return None
-        with _quiet_transformers():
-            return layout_skeleton(config)
+        with silenced():
+            settled = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+            named = [getattr(transformers, name, None) for name in config.get("architectures") or ()]
+            return built(shrunk(settled, LAYOUT), named[0] if named else None)
     except ImportError:
         return None
     except MemoryError:
@@ -355,25 +285,9 @@ def _timm_skeleton(config: Mapping[str, Any]) -> nn.Module | None:
 
 def _saved(model: Any) -> dict[str, Tensor]:
     """The tensors of a model by the names that it has on disk."""
-    with tempfile.TemporaryDirectory() as folder, _quiet_transformers():
+    with tempfile.TemporaryDirectory() as folder, silenced():
         model.save_pretrained(folder, max_shard_size="500GB")
         return {name: value for file in Path(folder).glob("*.safetensors") for name, value in load_file(file).items()}
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Its bars and remarks would be about a model that nobody asked for."""
-    from transformers.utils import logging
-
-    had_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if had_bars:
-            logging.enable_progress_bar()
 
 
 def _renamed(arch: Arch, live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> Arch:

@@ -10,25 +10,21 @@ A dispatch mode sees each operation that PyTorch executes, whatever code asked f
 Nothing about the model is assumed and nothing in it is changed.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from oversmooth.models.discovery.operations import (
     MOVES,
     SHIFT,
-    AttentionProbabilities,
     AttentionTimesValues,
     Node,
     NormCall,
@@ -41,6 +37,7 @@ from oversmooth.models.discovery.operations import (
     mixing_of,
     number_of,
     paused,
+    plain_operations,
     product_of,
 )
 from oversmooth.models.discovery.row_provenance import (
@@ -52,19 +49,18 @@ from oversmooth.models.discovery.row_provenance import (
     one_token,
     reading_of,
 )
+from oversmooth.models.hooks.places import features_in, hooked
 
-KERNEL = re.compile(r"attention|attn|fmha")
-"""Names of operations that are a whole attention."""
+KERNELS = ("attention", "attn", "fmha")
+"""Parts of the names of operations that are a whole attention."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ModuleCall:
-    """A module ran: what it received first and what it returned first."""
+    """A module ran, and what it received first."""
 
     path: str
-    order: int
     received: Node | None
-    returned: Node | None
 
 
 class Trace(TorchDispatchMode):
@@ -82,9 +78,12 @@ class Trace(TorchDispatchMode):
         self.kernels: dict[str, str] = {}
         """Operations that compute a whole attention, whose probabilities nobody sees, and the module of the first."""
         self._nodes = WeakTensorKeyDictionary()
-        self._codes = WeakTensorKeyDictionary()
-        self._chances = WeakTensorKeyDictionary()
-        self._factors = WeakTensorKeyDictionary()
+        self.codes = WeakTensorKeyDictionary()
+        """The shadow of each tensor whose numbers come from single rows of a weight."""
+        self.chances = WeakTensorKeyDictionary()
+        """The `AttentionProbabilities` that a tensor holds."""
+        self.factors = WeakTensorKeyDictionary()
+        """The number that a result of a product was multiplied by, where that is not 1."""
         self.passed: list[HeadTransform] = []
         """What mixed heads went through on their way to a projection, in order."""
         self._parameter_sources: dict[str, int] = {}
@@ -101,12 +100,13 @@ class Trace(TorchDispatchMode):
         assert isinstance(found, Node)
         return found
 
-    def codes(self, tensor: Tensor) -> RowProvenance | None:
-        """The shadow of a tensor; `None` where its numbers come from no single row of a weight."""
-        return self._codes.get(tensor)
+    def norm_that_made(self, node: Node) -> NormCall | None:
+        """The norm whose output a tensor is; the outermost of several."""
+        return next((call for call in reversed(self.norms) if call.made is node), None)
 
-    def chances(self, tensor: Tensor) -> AttentionProbabilities | None:
-        return self._chances.get(tensor)
+    def norm_behind(self, node: Node) -> NormCall | None:
+        """The first norm that reads a tensor after it was made."""
+        return next((call for call in self.norms if call.read is node and call.made.order > node.order), None)
 
     def parameter_codes(self, tensor: Tensor) -> RowProvenance | None:
         """Codes of a view of a parameter, or of a copy of one."""
@@ -116,7 +116,7 @@ class Trace(TorchDispatchMode):
             if source == len(self.sources):
                 self.sources.append(parameter)
             return source * SHIFT + self.parameters.positions(tensor, parameter).double()
-        codes = self.codes(tensor)
+        codes = self.codes.get(tensor)
         if codes is None or not codes.numel() or codes.max() < 0:
             return None
         # Something else may stand beside it, as zeros between two biases.
@@ -129,23 +129,6 @@ class Trace(TorchDispatchMode):
         self.sources.append(source)
         return (len(self.sources) - 1) * SHIFT
 
-    def set_codes(self, tensor: Tensor, codes: RowProvenance) -> None:
-        self._codes[tensor] = codes
-
-    def drop_codes(self, tensor: Tensor) -> None:
-        self._codes.pop(tensor, None)
-
-    def set_chances(self, tensor: Tensor, chances: AttentionProbabilities) -> None:
-        self._chances[tensor] = chances
-
-    def factor(self, tensor: Tensor) -> float:
-        """The number that a result of a product was multiplied by."""
-        found: float = self._factors.get(tensor, 1.0)
-        return found
-
-    def set_factor(self, tensor: Tensor, factor: float) -> None:
-        self._factors[tensor] = factor
-
     # --- what happens ---
 
     def __torch_dispatch__(
@@ -153,23 +136,23 @@ class Trace(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        made = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        made = features_in(output)
         if made:
             self._order += 1
             self._record(func, func._schema.name.removeprefix("aten::"), args, kwargs, made)
         return output
 
     def _record(self, func: Any, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Tensor]) -> None:
-        given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        given = features_in(args)
         parents = tuple(self.node(tensor) for tensor in given if tensor.numel())
+        module = self.running[-1] if self.running else ""
         if op == "cat" and len(parents) == 1:
             op = "alias"  # a first step of a cache: nothing and the new tokens
-        module = self.running[-1] if self.running else ""
-        if KERNEL.search(op):
+        if op == "copy_" and len(parents) == 2:
+            parents = parents[1:]  # what was there before is overwritten
+        if any(word in op for word in KERNELS):
             self.kernels.setdefault(op, module)
         nodes = []
-        if op == "copy_" and len(parents) == 2:
-            parents = parents[1:]
         for tensor in made:
             parameter = parents[0].parameter if op in MOVES and parents else ""
             node = Node(op, module, parents, self._order, tuple(tensor.shape), parameter, number_of(op, args, kwargs))
@@ -188,30 +171,25 @@ class Trace(TorchDispatchMode):
             reading_of(self, product)
             self.products.append(product)
 
-    # --- modules ---
-
-    def enter(self, path: str) -> None:
-        self.running.append(path)
-
     def leave(self, path: str, module: nn.Module, received: Any, returned: Any) -> None:
+        """A module has run; it may be a norm."""
         while self.running and self.running.pop() != path:
             continue
-        first_in, first_out = _first(received), _first(returned)
-        with paused():
-            norm = None if first_in is None or first_out is None else classify(module, first_in, first_out)
+        first_in, first_out = (next(iter(features_in(value)), None) for value in (received, returned))
         into = None if first_in is None else self.node(first_in)
-        out = None if first_out is None else self.node(first_out)
         self._order += 1
-        self.calls.append(ModuleCall(path, self._order, into, out))
-        if norm is not None and into is not None and out is not None:
-            with paused():
-                codes = one_token(self, first_in)
-            found = NormCall(path, norm, into.root, out.root, into.shape, codes)
+        self.calls.append(ModuleCall(path, into))
+        if first_in is None or first_out is None or into is None:
+            return
+        with paused():
+            if (facts := classify(module, first_in, first_out)) is None:
+                return
+            out, codes = self.node(first_out).root, one_token(self, first_in)
+            found = NormCall(path, facts, into.root, out, into.shape, codes)
             while self.norms and _is_same(self.norms[-1], found):
                 self.norms.pop()  # the same norm, seen as a function or as a part
             self.norms.append(found)
-            with paused():
-                follow_norm(self, found, first_in, first_out)
+            follow_norm(self, found, first_in, first_out)
 
 
 class _PlainKernel(TorchFunctionMode):
@@ -232,32 +210,18 @@ def _is_same(inner: NormCall, outer: NormCall) -> bool:
     return inner.made is outer.made or is_inside
 
 
-def _first(value: Any) -> Tensor | None:
-    """The first tensor of floats in what a module received or returned."""
-    return next((leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
-
-
 @contextmanager
 def traced(model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[Trace]:
     """Writes down what the model does inside; its modules are watched too, and left as they were."""
     trace = Trace(tensors)
-    handles = []
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        for path, module in model.named_modules():
 
-            def enter(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
-                trace.enter(path)
+    def watched(path: str, module: nn.Module) -> Iterator[Any]:
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            trace.leave(path, module, (args, kwargs), output)
 
-            def leave(module: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
-                trace.leave(path, module, (args, kwargs), output)
+        yield module.register_forward_pre_hook(lambda module, args: trace.running.append(path), prepend=True)
+        yield module.register_forward_hook(leave, with_kwargs=True)
 
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
-            handles.append(module.register_forward_hook(leave, with_kwargs=True))
-        with sdpa_kernel(SDPBackend.MATH), _PlainKernel(), trace:
-            yield trace
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        for handle in handles:
-            handle.remove()
+    hooks = (handle for path, module in model.named_modules() for handle in watched(path, module))
+    with plain_operations(), hooked(hooks), sdpa_kernel(SDPBackend.MATH), _PlainKernel(), trace:
+        yield trace

@@ -3,16 +3,22 @@
 import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from oversmooth.errors import RUN_ERRORS, NoAttentionMaps, NotDiscovered, OversmoothError, RefusedArchitecture
+from oversmooth.errors import (
+    RUN_ERRORS,
+    NoAttentionMaps,
+    NotDiscovered,
+    OversmoothError,
+    RefusedArchitecture,
+    first_line,
+)
 from oversmooth.models.canonical import assemble
 from oversmooth.models.declaration import Arch, Discovery, LeftOut, sizes_of
 from oversmooth.models.discovery.declare import declared, distinct, labels_of
@@ -22,6 +28,7 @@ from oversmooth.models.discovery.trace import traced
 from oversmooth.models.hooks.attention_maps import awaited
 from oversmooth.models.identify import StackNames, resolve
 from oversmooth.models.inputs import examples, with_memory
+from oversmooth.models.live import call_model, quiet_eval
 from oversmooth.models.stores.module import ModuleStore, is_quantised, tensors_of
 
 # --- `discover`: the declaration of a model that nobody declared ---
@@ -48,7 +55,8 @@ def discover_module(
     """
     if hidden := hidden_by(model):
         raise NotDiscovered(target, f"{hidden} hides its operations", "Give the original module, in plain floats.")
-    with _quiet(model), live_tensors(model) as tensors:
+    store = ModuleStore(model)
+    with quiet_eval(model), store.in_use() as tensors:
         with traced(model, tensors) as trace:
             _run(model, inputs, target)
         found, refused = layers_of(trace)
@@ -56,7 +64,7 @@ def discover_module(
         left_out = tuple(_left_out(refused))
         if not archs:
             _refuse(target, left_out, [mixing.keys for mixing in trace.mixings], trace.kernels)
-        proved = _prove(model, inputs, archs, tensors, target, seed)
+        proved = _prove(model, inputs, archs, tensors, store, target, seed)
     return Discovery(
         target=target,
         archs=proved,
@@ -78,11 +86,9 @@ def _left_out(refused: Sequence[Refused]) -> Iterator[LeftOut]:
 
 
 def _refuse(target: str, left_out: Sequence[LeftOut], keys: Sequence[int], kernels: Mapping[str, str]) -> None:
-    own = [one for one in left_out if one.kind not in NOT_SELF_ATTENTION]
-    if own:
-        raise RefusedArchitecture(target, own[0].reason, kind=own[0].kind)
-    if stage := next((one for one in left_out if one.kind == "stage"), None):
-        raise RefusedArchitecture(target, stage.reason, kind=stage.kind)
+    in_the_way = [one for one in left_out if one.kind not in NOT_SELF_ATTENTION]
+    if first := next(iter([*in_the_way, *(one for one in left_out if one.kind == "stage")]), None):
+        raise RefusedArchitecture(target, first.reason, kind=first.kind)
     if left_out:
         raise RefusedArchitecture(target, f"it has no self-attention ({left_out[0].reason})", kind=NO_SELF_ATTENTION)
     if 1 in keys:
@@ -91,8 +97,7 @@ def _refuse(target: str, left_out: Sequence[LeftOut], keys: Sequence[int], kerne
     if kernels:
         kernel, where = next(iter(kernels.items()))
         raise NotDiscovered(target, f"{kernel} in {where or 'the model'} {HIDES}", PLAIN)
-    reason = "no softmax attention was seen while it ran"
-    raise RefusedArchitecture(target, reason, kind="no attention")
+    raise RefusedArchitecture(target, "no softmax attention was seen while it ran", kind="no attention")
 
 
 def _prove(
@@ -100,29 +105,29 @@ def _prove(
     inputs: Mapping[str, Tensor],
     archs: Sequence[Arch],
     tensors: Mapping[str, Tensor],
+    store: ModuleStore,
     target: str,
     seed: int,
 ) -> tuple[Arch, ...]:
-    layers: list[list[Layered]] = []
+    """The declarations with the error of their equal-token identity, from one more pass; raises where it is too large."""
+    layers: list[Layered] = []
+    counts = []
     for arch in archs:
-        layers.append([])
-        for position, block in enumerate(own_stack(arch, tensors.keys()).blocks):
+        blocks = own_stack(arch, tensors.keys()).blocks
+        counts.append(len(blocks))
+        for position, block in enumerate(blocks):
             weights = assemble(arch, sizes_of({}, arch), block, lambda name: tensors[name].detach(), arch.branch_gain)
-            layers[-1].append((block, awaited(arch.name, position, block, weights.n_heads, arch), weights))
-    store, generator = ModuleStore(model), torch.Generator().manual_seed(seed)
-    flat = [layer for of_stack in layers for layer in of_stack]
-    with prepared(flat, store, generator) as found, equal_tokens(tensors, found):
+            layers.append((block, awaited(arch.name, position, block, weights.n_heads, arch), weights))
+    generator = torch.Generator().manual_seed(seed)
+    with prepared(layers, store, generator) as found, equal_tokens(tensors, found):
         try:
             _run(model, inputs, target)
         except NoAttentionMaps as error:
-            raise NotDiscovered(
-                target, f"its attention shows {error}", "Declare the family by hand instead."
-            ) from error
-    rest = iter(found)
-    checks = [[next(rest) for _ in of_stack] for of_stack in layers]
-    proved = []
-    for arch, of_stack in zip(archs, checks, strict=True):
-        worst = max(of_stack, key=lambda check: check.error)
+            advice = "Declare the family by hand instead."
+            raise NotDiscovered(target, f"its attention shows {error}", advice) from error
+    checks, proved = iter(found), []
+    for arch, count in zip(archs, counts, strict=True):
+        worst = max(islice(checks, count), key=lambda check: check.error)
         tolerance = TOLERANCE.get(tensors[worst.output].dtype, 0.05)
         if not worst.error <= tolerance:
             words = f"the equal-token identity fails at {worst.output} by {worst.error:.2g}"
@@ -152,38 +157,20 @@ def hidden_by(model: nn.Module) -> str:
     return ""
 
 
-@contextmanager
-def _quiet(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-@contextmanager
-def live_tensors(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Every tensor of the model by name, as the model uses it; parametrized ones keep their value inside."""
-    with parametrize.cached():
-        yield {name: getattr(owner, attribute) for name, (owner, attribute) in tensors_of(model).items()}
-
-
 def _run(model: nn.Module, inputs: Mapping[str, Tensor], target: str) -> Any:
-    named: dict[str, Any] = {name: value for name, value in inputs.items() if name}
-    if "use_cache" in inspect.signature(model.forward).parameters:
-        named["use_cache"] = False
+    takes_cache = "use_cache" in inspect.signature(model.forward).parameters
     try:
-        return model(inputs[""], **named) if "" in inputs else model(**named)
+        return call_model(model, {**inputs, "use_cache": False} if takes_cache else inputs)
     except RUN_ERRORS as error:
-        words = (str(error).splitlines() or [type(error).__name__])[0]
+        words = first_line(error)
         if operator := OPERATOR.search(words):  # it has no operations of its own that could be watched
             raise NotDiscovered(target, f"{operator[1]} {HIDES}", PLAIN) from error
-        shapes = ", ".join(f"{name or 'input'} {tuple(value.shape)}" for name, value in inputs.items())
         advice = "Give inputs that it accepts: osm.discover(model, inputs={...})."
-        raise NotDiscovered(target, f"it does not run on {shapes}: {words}", advice) from error
+        raise NotDiscovered(target, f"it does not run on {shapes_of(inputs)}: {words}", advice) from error
+
+
+def shapes_of(inputs: Mapping[str, Tensor]) -> str:
+    return ", ".join(f"{name or 'input'} {tuple(value.shape)}" for name, value in inputs.items())
 
 
 # --- models that cannot attend, by their code: no class of any of their modules speaks of attention ---
@@ -200,20 +187,13 @@ def cannot_attend(model: nn.Module) -> bool:
     """
     if any(type(part).__module__.partition(".")[0] not in ("torch", "transformers") for part in model.modules()):
         return False
-    classes = {base for part in model.modules() for base in type(part).__mro__ if _computes(base)}
-    return bool(classes) and not any(WORDS.search(class_source(one)) for one in classes)
-
-
-def _computes(cls: type) -> bool:
-    """Whether a class is a model's own; base classes speak of attention without computing it."""
-    return cls.__module__.startswith("transformers.models.") and not cls.__name__.endswith("PreTrainedModel")
-
-
-def class_source(cls: type) -> str:
+    bases = {base for part in model.modules() for base in type(part).__mro__}
+    own = [base for base in bases if base.__module__.startswith("transformers.models.")]
+    classes = [base for base in own if not base.__name__.endswith("PreTrainedModel")]  # these only speak of attention
     try:
-        return inspect.getsource(cls)
-    except (OSError, TypeError):
-        return "attention"  # unknown
+        return bool(classes) and not any(WORDS.search(inspect.getsource(one)) for one in classes)
+    except (OSError, TypeError):  # a class without source may compute anything
+        return False
 
 
 # --- composite models: every tower that the whole does not run on its example is run by itself ---
@@ -252,16 +232,10 @@ def watch(model: nn.Module, config: Mapping[str, Any]) -> tuple[Discovery, Mappi
     if not parts:
         assert failed is not None, "a model that was not found has a reason"
         raise _refusal(target, failed, left_out)
-    return joined(target, parts, _without_wrappers(left_out, reached)), fed
-
-
-def _without_wrappers(left_out: Sequence[LeftOut], reached: Collection[str]) -> list[LeftOut]:
-    """A tower that does not run by itself is not left out where the towers inside of it were run."""
-    return [
-        one
-        for one in left_out
-        if one.kind != "not run" or not any(path.startswith(f"{one.where}.") for path in reached)
-    ]
+    # A tower that does not run by itself is not left out where the towers inside of it were run.
+    ran_inside = {one.where for one in left_out if any(path.startswith(f"{one.where}.") for path in reached)}
+    kept = [one for one in left_out if one.kind != "not run" or one.where not in ran_inside]
+    return joined(target, parts, kept), fed
 
 
 def _refusal(target: str, failed: OversmoothError, left_out: Sequence[LeftOut]) -> OversmoothError:
@@ -304,16 +278,13 @@ def _watch_one(model: nn.Module, config: Mapping[str, Any], target: str) -> tupl
                 is_better = not isinstance(failed, RefusedArchitecture) or failed.kind == NO_SELF_ATTENTION
                 failed = error if is_better else failed
             else:
-                found = (one, fed) if found is None or _crosses(one) else found
+                crosses = any(part.kind == "cross" for part in one.left_out)
+                found = (one, fed) if found is None or crosses else found
         if found is not None:
             return found
     if failed is None:
         raise NotDiscovered(target, "nobody knows what it is fed", "Give inputs: osm.discover(model, inputs={...}).")
     raise failed
-
-
-def _crosses(found: Discovery) -> bool:
-    return any(one.kind == "cross" for one in found.left_out)
 
 
 def joined(target: str, parts: Sequence[tuple[str, Discovery]], left_out: Sequence[LeftOut]) -> Discovery:
@@ -394,32 +365,37 @@ _KNOWN: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
 def discovered(model: nn.Module, config: Mapping[str, Any], *, inputs: Mapping[str, Tensor] | None = None) -> Discovery:
     """The declaration of a live module, from memory where it was watched before and has not changed its tensors."""
-    names = tuple(tensors_of(model))  # the same before and after a weight is parametrized
-    known = _KNOWN.get(model)
-    if inputs is None and known is not None and known.names == names:
+    if inputs is not None:
+        return _discovered_on(model, inputs)
+    if (known := _known(model)) is not None:
         return known.discovery
-    if inputs is None:
-        found, fed = watch(model, config)
-    else:
-        fed = placed(model, inputs)
-        found = discover_module(model, fed, target=type(model).__name__, kind=kind_of(fed))
-    _KNOWN[model] = _Known(names, found, fed)
+    found, fed = watch(model, config)
+    _KNOWN[model] = _Known(tuple(tensors_of(model)), found, fed)
     return found
 
 
 def rediscovered(model: nn.Module, inputs: Mapping[str, Tensor]) -> Discovery:
     """Discovery on these inputs, used from now on in place of a declaration that does not fit the model."""
+    return _discovered_on(model, inputs, replaces_declaration=True)
+
+
+def _discovered_on(model: nn.Module, inputs: Mapping[str, Tensor], *, replaces_declaration: bool = False) -> Discovery:
     fed = placed(model, inputs)
     found = discover_module(model, fed, target=type(model).__name__, kind=kind_of(fed))
-    _KNOWN[model] = _Known(tuple(tensors_of(model)), found, fed, replaces_declaration=True)
+    _KNOWN[model] = _Known(tuple(tensors_of(model)), found, fed, replaces_declaration)
     return found
+
+
+def _known(model: nn.Module) -> _Known | None:
+    """What is known of a module, unless its tensors have changed; parametrizing one keeps its name."""
+    known = _KNOWN.get(model)
+    return known if known is not None and known.names == tuple(tensors_of(model)) else None
 
 
 def replacement(model: nn.Module) -> Discovery | None:
     """What replaces the declaration of this module, if anything does."""
-    known = _KNOWN.get(model)
-    is_current = known is not None and known.replaces_declaration and known.names == tuple(tensors_of(model))
-    return known.discovery if known is not None and is_current else None
+    known = _known(model)
+    return known.discovery if known is not None and known.replaces_declaration else None
 
 
 def known_inputs(model: nn.Module) -> Mapping[str, Tensor] | None:

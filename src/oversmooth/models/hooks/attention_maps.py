@@ -1,19 +1,14 @@
 """Attention probabilities of a running model, one layer and sequence at a time.
 
-Beside every tensor that holds mixed heads stands a shadow of the same shape, all ones at first. What moves the heads moves
-the shadow; what multiplies the heads multiplies it. At the output projection the shadow is the gains of every token and
-channel, whatever the model's code looks like.
-
-Nothing is switched and nothing has to be restored. While the model runs, a torch function mode watches three functions:
+While the model runs, a torch function mode watches three functions:
 
     scaled_dot_product_attention    transformers' `sdpa`, timm's fused attention, torch
     softmax                         every `eager` implementation
     multi_head_attention_forward    nn.MultiheadAttention
 
-It takes only the next call after a declared block's value projection has run, so that cross-attention and routers are
-never mistaken for self-attention. The model computes what it always computes; of the fused kernel, queries and keys are
-kept, and the probabilities of one sequence are computed from them when they are asked for. Where a family declares gains,
-what multiplies the mixed heads on their way to the output projection is followed too (`following.py`).
+It takes only the next call after a declared block's value projection has run, so cross-attention and routers are never
+mistaken for self-attention. The model computes what it always computes. Of the fused kernel, queries and keys are kept, and
+the probabilities of one sequence are computed from them on demand.
 """
 
 import inspect
@@ -33,6 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from oversmooth.errors import NoAttentionMaps
 from oversmooth.models.canonical import TokenGains
 from oversmooth.models.declaration import Arch
+from oversmooth.models.hooks.places import hooked
 from oversmooth.models.identify import BlockNames
 from oversmooth.models.stores.module import ModuleStore
 
@@ -150,11 +146,8 @@ class Written:
     """Of differential attention: the factor of the attention that is subtracted."""
 
     def of(self, sequence: int, heads: int) -> TokenGains:
-        before, after = (
-            None if part is None else part[sequence].unflatten(-1, (heads, -1)) for part in (self.before, self.after)
-        )
-        assert before is not None
-        return TokenGains(before, after)
+        after = None if self.after is None else self.after[sequence].unflatten(-1, (heads, -1))
+        return TokenGains(self.before[sequence].unflatten(-1, (heads, -1)), after)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -271,22 +264,24 @@ SAME = _names("contiguous clone to float double half bfloat16 type type_as dropo
 """The result holds the same numbers in the same order, perhaps in another precision."""
 VIEWS = _names("view reshape flatten unflatten squeeze unsqueeze expand")
 MOVES = _names("transpose permute movedim swapaxes chunk split __getitem__ narrow unbind select t")
-PRODUCTS = _names("matmul bmm einsum __matmul__")
+PRODUCTS = ("matmul", "bmm", "einsum", "__matmul__")
 FACTORS: Mapping[str, Callable[[Tensor, Any], Tensor]] = {
-    "mul": torch.mul,
-    "mul_": torch.mul,
-    "multiply": torch.mul,
-    "div": torch.div,
-    "div_": torch.div,
+    **dict.fromkeys(("mul", "mul_", "multiply"), torch.mul),
+    **dict.fromkeys(("div", "div_"), torch.div),
 }
 
 
 class HeadGainTrace:
-    """The shadows of one layer's mixed heads."""
+    """A shadow beside every tensor of one layer's mixed heads: of the same shape, all ones at first.
+
+    What moves the heads moves the shadow; what multiplies the heads multiplies it. At the output projection the shadow is
+    the gain of every token and channel, whatever the model's code looks like.
+    """
 
     def __init__(self) -> None:
         self._shadows = WeakTensorKeyDictionary()
-        self._chances = WeakTensorKeyDictionary()
+        self.expected = WeakTensorKeyDictionary()
+        """Probabilities; what these are multiplied with becomes mixed heads."""
         self.subtracted: Tensor | None = None
         """Of differential attention: what the second attention was multiplied by, relative to the first."""
 
@@ -294,18 +289,8 @@ class HeadGainTrace:
         """These are mixed heads, as attention made them."""
         self._shadows[mixed] = torch.ones((), dtype=mixed.dtype, device=mixed.device).expand(mixed.shape)
 
-    def expect(self, probabilities: Tensor) -> None:
-        """What these are multiplied with becomes mixed heads."""
-        self._chances[probabilities] = True
-
-    def continue_as(self, tensor: Tensor, shadow: Tensor) -> None:
-        self._shadows[tensor] = shadow.reshape(tensor.shape)
-
     def shadow(self, tensor: Any) -> Tensor | None:
         return self._shadows.get(tensor) if isinstance(tensor, Tensor) else None
-
-    def is_probabilities(self, tensor: Any) -> bool:
-        return isinstance(tensor, Tensor) and tensor in self._chances
 
     def step(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """The model called a function."""
@@ -314,14 +299,16 @@ class HeadGainTrace:
             args = args[1:]
         if not args:
             return
-        if self.is_probabilities(args[0]) and isinstance(output, Tensor):
+        if isinstance(args[0], Tensor) and args[0] in self.expected and isinstance(output, Tensor):
             if name in PRODUCTS:
                 self.begin(output)
             elif name in SAME | VIEWS | MOVES:
-                self._chances[output] = True
+                self.expected[output] = True
             return
         if name in ("cat", "concat"):
-            self._join(func, args, kwargs, output)
+            shadows = [self.shadow(part) for part in args[0]] if isinstance(args[0], Sequence) else []
+            if shadows and all(shadow is not None for shadow in shadows):
+                self._set(output, func(shadows, *args[1:], **kwargs))
         elif (shadow := self.shadow(args[0])) is not None:
             self._carry(name, func, shadow, args, kwargs, output)
         elif len(args) > 1 and name in ("mul", "multiply") and (shadow := self.shadow(args[1])) is not None:
@@ -344,12 +331,6 @@ class HeadGainTrace:
             self._set(output, shadow.reshape(output.shape) if name != "expand" else shadow.expand(output.shape))
         elif name in MOVES or (name == "__get__" and isinstance(output, Tensor)):
             self._set(output, func(shadow, *args[1:], **kwargs))
-
-    def _join(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Tensor) -> None:
-        parts = args[0] if isinstance(args[0], Sequence) else ()
-        shadows = [self.shadow(part) for part in parts]
-        if parts and all(shadow is not None for shadow in shadows):
-            self._set(output, func(shadows, *args[1:], **kwargs))
 
     def _set(self, output: Any, shadow: Any) -> None:
         if isinstance(output, Tensor):
@@ -384,16 +365,16 @@ def awaited(label: str, position: int, block: BlockNames, heads: int | None, arc
     return NextAttention((label, position), words, heads, bool(arch.gains), "sink" in arch.gains)
 
 
-@contextmanager
-def attention_watched(stacks: Sequence["Stack"], store: ModuleStore) -> Iterator[Callable[[Layer], AttentionMaps]]:
+def attention_watched(
+    stacks: Sequence["Stack"], store: ModuleStore
+) -> AbstractContextManager[Callable[[Layer], AttentionMaps]]:
     """While the model runs, yields what gives the maps of the layer that has just run; each can be taken once."""
     blocks = [
         (block, awaited(stack.label, position, block, stack.heads(position), stack.arch))
         for stack in stacks
         for position, block in enumerate(stack.names.blocks)
     ]
-    with blocks_watched(blocks, store) as take:
-        yield take
+    return blocks_watched(blocks, store)
 
 
 @contextmanager
@@ -402,25 +383,20 @@ def blocks_watched(
 ) -> Iterator[Callable[[Layer], AttentionMaps]]:
     """The same for blocks by their names."""
     mode = _Watch()
-    handles = []
-    try:
-        for block, armed in blocks:
-            owner = store.owner(block.value.weight)
-            mode.watch_for(owner, block.value.weight.rpartition(".")[2], armed)
-            handles.append(owner.register_forward_pre_hook(lambda module, args, armed=armed: mode.arm(armed)))
-            if armed.has_gains:
-                output = store.owner(block.output.weight)
-                handles.append(
-                    output.register_forward_pre_hook(lambda module, args, armed=armed: mode.arrive(armed, args[0]))
-                )
-            if armed.has_gains and "inner_norm" in block.norms:
-                norm = store.norm(block.norms["inner_norm"])
-                handles.append(norm.register_forward_hook(lambda module, args, out: mode.normed(args[0], out)))
-        with mode:
-            yield mode.take
-    finally:
-        for handle in handles:
-            handle.remove()
+
+    def hooks(block: BlockNames, armed: NextAttention) -> Iterator[Any]:
+        owner = store.owner(block.value.weight)
+        mode.watch_for(owner, block.value.weight.rpartition(".")[2], armed)
+        yield owner.register_forward_pre_hook(lambda module, args: mode.arm(armed))
+        if armed.has_gains:
+            output = store.owner(block.output.weight)
+            yield output.register_forward_pre_hook(lambda module, args: mode.arrive(armed, args[0]))
+        if armed.has_gains and "inner_norm" in block.norms:
+            norm = store.norm(block.norms["inner_norm"])
+            yield norm.register_forward_hook(lambda module, args, out: mode.normed(args[0], out))
+
+    with hooked(handle for block, armed in blocks for handle in hooks(block, armed)), mode:
+        yield mode.take
 
 
 def unwatched() -> AbstractContextManager[None]:
@@ -472,13 +448,10 @@ class _Watch(TorchFunctionMode):
         shadow = None if following is None else following.shadow(read)
         if following is None or shadow is None or awaited.layer not in self._taken:
             return
-        inner = shadow.shape[-1]
         last = shadow.reshape(-1, *shadow.shape[-2:]) if shadow.ndim > 2 else shadow[None]
-        before = last
+        written = Written(last, None, following.subtracted)
         if self._before_norm is not None:
-            before = self._before_norm.reshape(*last.shape[:-1], inner)
-        after = None if self._before_norm is None else last
-        written = Written(before, after, following.subtracted)
+            written = Written(self._before_norm.reshape(last.shape), last, following.subtracted)
         self._taken[awaited.layer] = replace(self._taken[awaited.layer], written=written)
 
     def take(self, layer: Layer) -> AttentionMaps:
@@ -489,10 +462,9 @@ class _Watch(TorchFunctionMode):
             raise NoAttentionMaps(words, "attention computed by a kernel that cannot be watched", advice)
         found = self._taken.pop(layer)
         if layer in self._gained and found.written is None:
+            reason = "mixed heads that could not be followed to the output projection"
             advice = "Something between attention and its output projection is unknown: measure the model instead."
-            raise NoAttentionMaps(
-                found.layer, "mixed heads that could not be followed to the output projection", advice
-            )
+            raise NoAttentionMaps(found.layer, reason, advice)
         return found
 
     def __torch_function__(
@@ -506,7 +478,7 @@ class _Watch(TorchFunctionMode):
             return self._other(func, args, kwargs)
         output, of_sequence = WATCHED[func](func, args, kwargs, self._armed.heads if self._armed else None)
         if self._following is not None and func in SOFTMAX:
-            self._following.expect(output)
+            self._following.expected[output] = True
             self._whole = (self._armed.layer, output) if self._armed is not None else self._whole
         elif self._following is not None:
             self._following.begin(output)
@@ -515,10 +487,8 @@ class _Watch(TorchFunctionMode):
 
     def _take(self, of_sequence: Callable[[int], Tensor] | None) -> None:
         if of_sequence is not None and self._armed is not None:
-            self._taken[self._armed.layer] = AttentionMaps(
-                self._armed.words, of_sequence, has_sink=self._armed.has_sink
-            )
-            self._armed = None
+            maps = AttentionMaps(self._armed.words, of_sequence, has_sink=self._armed.has_sink)
+            self._taken[self._armed.layer], self._armed = maps, None
 
     def _other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Anything else; a softmax written out as exponentials over their sum is attention too."""

@@ -1,7 +1,7 @@
 """The chain identity: what the hooks report as the stream is the stream of the model.
 
 The equal-token identity proves the weights that are read; a reading can fit them and still look at the wrong features.
-On one pass, while the hooks report places, this checks that
+On one pass, while the hooks report places, this checks:
 
     links    what a block gives is, bit for bit, what the next block reads; or a named module made one from the other,
              or an earlier place of the stream was added (that part is called `between`)
@@ -10,17 +10,14 @@ On one pass, while the hooks report places, this checks that
              returns, and nothing is added to it there
     parts    few parameters act between the first block and the last outside of all blocks and named parts
 
-Links are compared in full; the other relations are elementwise and compared on SAMPLES entries, so that the check costs
-about a per cent of a pass and keeps no tensor beyond the next place.
-
-Entries that are NaN or infinite on one side say nothing about where they come from: only the others are compared, and where
-there are none, nothing is judged.
+Links are compared in full; the other relations are elementwise and compared on SAMPLES entries. The check costs about 1% of a
+pass and keeps no tensor beyond the next place. Entries that are NaN or infinite on one side are not compared; if none remain,
+nothing is judged.
 """
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from oversmooth.errors import OtherStream, some_of
-from oversmooth.models.hooks.places import features_in
+from oversmooth.models.hooks.places import features_in, hooked
 from oversmooth.results import StreamCheck
 
 if TYPE_CHECKING:
@@ -114,8 +111,9 @@ class Seen:
     def is_turned(self, h: Tensor) -> bool:
         """Whether a tensor has the values that were seen with channels before tokens."""
         before = self.tensor
-        is_alike = before is not None and before.ndim == h.ndim == 3 and before.mT.shape == h.shape
-        return is_alike and before is not None and agree(before.mT, h.to(before.device))
+        if before is None or not before.ndim == h.ndim == 3 or before.mT.shape != h.shape:
+            return False
+        return agree(before.mT, h.to(before.device))
 
     def with_other_tokens(self, h: Tensor) -> str:
         """Whether tokens were put before or behind what was seen, or dropped there, in words; empty where not."""
@@ -232,55 +230,256 @@ def is_sum_of_moved(total: Tensor, before: Seen, branch: Tensor, gain: Tensor | 
     return True
 
 
-@dataclass(slots=True, eq=False)
-class _StackChain:
-    """What is known of one stack while the model runs."""
+class StackChain:
+    """What is known of one stack while the model runs; the hooks of its blocks report to it."""
 
-    token_axis: int
-    writers: frozenset[str] = frozenset()
-    """Paths of the output projections."""
-    last: Seen | None = None
-    in_block: bool = False
-    past: list[Seen] = field(default_factory=list)
-    """Places of the stream so far, their tensors dropped."""
-    calls: list[Call] = field(default_factory=list)
-    """Modules that ran since `last`."""
-    branch: Sample | None = None
-    """What was added last."""
-    written: Tensor | None = None
-    """What the output projection of attention gave, until it is added."""
-    links: int = 0
-    sums: int = 0
-    between: dict[str, str] = field(default_factory=dict)
-    """Where something acts between two blocks, and what it is."""
-    broken: list[tuple[str, str]] = field(default_factory=list)
-    """Pairs of places that should agree and do not."""
-    unmatched: list[str] = field(default_factory=list)
-    """Sub-blocks whose change of the stream no module of the block explains."""
-    is_over: bool = False
-    """Whether the last block has ended."""
-    over_since: int = 0
-    """How many modules had begun by then: the others read what is behind it."""
-    is_handed_over: bool = False
-    """Whether another stack goes on with it."""
-    read_by: str = ""
-    """What reads the stream behind the last block."""
-    goes_on: str = ""
-    """What adds to the stream behind the last block."""
-    other_reads: dict[str, Sample] = field(default_factory=dict)
-    """What reads something else of the stream's size there, and what it reads."""
+    def __init__(self, chain: "Chain", stack: "Stack"):
+        self._chain = chain
+        self._label = stack.label
+        self._token_axis = stack.arch.token_axis
+        self.writers = {block.output.weight.rpartition(".")[0] for block in stack.names.blocks}
+        """Paths of the output projections of attention."""
+        self.last: Seen | None = None
+        self.in_block = False
+        self.past: list[Seen] = []
+        """Places of the stream so far, their tensors dropped."""
+        self.calls: list[Call] = []
+        """Modules that ran since `last`."""
+        self.branch: Sample | None = None
+        """What was added last."""
+        self.written: Tensor | None = None
+        """What the output projection of attention gave, until it is added."""
+        self.links = self.sums = 0
+        self.between: dict[str, str] = {}
+        """Where something acts between two blocks, and what it is."""
+        self.broken: list[tuple[str, str]] = []
+        """Pairs of places that should agree and do not."""
+        self.unmatched: list[str] = []
+        """Sub-blocks whose change of the stream no module of the block explains."""
+        self.is_over = False
+        """Whether the last block has ended."""
+        self.over_since = 0
+        """How many modules had begun by then: only later ones read what is behind it."""
+        self.is_handed_over = False
+        """Whether another stack continues with it."""
+        self.read_by = ""
+        """What reads the stream behind the last block."""
+        self.goes_on = ""
+        """What adds to the stream behind the last block."""
+        self.other_reads: dict[str, Sample] = {}
+        """What reads something else of the stream's size there, and what it reads."""
+        self.unsure: BlockTap | None = None
+        """The first block, if it received several features."""
+        self.inputs_at: list[int] = []
+        """Which of several features the stream was, wherever that was seen."""
 
-    def as_in_model(self, h: Tensor) -> Tensor:
+    def _as_in_model(self, h: Tensor) -> Tensor:
         """Features in the order of axes in which the model's own modules pass them on."""
-        return h.transpose(0, 1) if self.token_axis == 0 and h.ndim == 3 else h
+        return h.transpose(0, 1) if self._token_axis == 0 and h.ndim == 3 else h
 
-    def reached(self, words: str, h: Tensor) -> None:
+    def _reached(self, words: str, h: Tensor) -> None:
         if self.last is not None:
             self.last.tensor = None
             self.past.append(self.last)
         self.last = Seen.at(words, h)
 
-    def behind(self, path: str, got: Sequence[Tensor], gave: Sequence[Tensor]) -> None:
+    # --- what the hooks of its blocks report ---
+
+    def began(self, words: str, h: Tensor) -> None:
+        """The stream begins."""
+        self.last, self.in_block, self.is_over, self._chain.inside = None, True, False, True
+        for kept in (self.past, self.calls, self.other_reads):
+            kept.clear()
+        self.is_handed_over, self.read_by, self.goes_on = False, "", ""
+        for other in self._chain.stacks.values():
+            if other.is_over and not other.read_by and other._goes_on_in(other._as_in_model(h)):
+                other.is_handed_over, other.read_by = True, words
+        self._reached(words, self._as_in_model(h))
+
+    def _goes_on_in(self, h: Tensor) -> bool:
+        """Whether the first block of another stack reads this stream, perhaps beside something else."""
+        last = self.last
+        if last is None or last.numel != h.numel() or last.is_same(h):
+            return last is not None and last.is_same(h)
+        target, unit = sample_of(h), max(last.unit, unit_of(h.dtype))
+        others = [call.gave for call in self.calls if call.numel == h.numel()]
+        return any(is_mixture(target, last.sample, other, unit) for other in others)
+
+    def entered(self, block: str, h: Tensor, *, over_other: bool) -> bool:
+        """A block reads the stream; whether something other than a declared block changed it since it was last seen."""
+        words, last, acts_between, h = f"the input of {block or 'the block'}", self.last, False, self._as_in_model(h)
+        self._chain.inside = self.in_block = True
+        self.is_over = False
+        if last is not None:
+            self.links += 1
+            if not last.is_same(h) and can_judge(last.sample, sample_of(h)):
+                acts_between = not over_other
+                names = self._explanation(last, h)
+                if names is None:
+                    self.broken.append((last.words, words))
+                else:
+                    self._chain.named |= set(names)
+                    self.between[words] = ", ".join(dict.fromkeys(names))
+                if over_other:
+                    self.between.pop(words, None)
+        self.calls.clear()
+        self._reached(words, h)
+        return acts_between
+
+    def _explanation(self, last: Seen, h: Tensor) -> list[str] | None:
+        """Names of what made the input of a block from the output of the one before; `None` if nothing did."""
+        target, reached, through = sample_of(h), [last.sample], []
+        for call in self.calls:
+            if any(agree(got, one) for got in call.got for one in reached):
+                reached.append(call.gave)
+                through.append(call.path)
+                if agree(call.gave, target):
+                    return through
+        if last.is_same_but_for_zeros(h):
+            return [*through, "tokens set to zero"]
+        if tokens := last.with_other_tokens(h):
+            return [*through, tokens]
+        unit = max(last.unit, unit_of(h.dtype))
+        sources = [(place.words, place.sample) for place in self.past if place.numel == h.numel()]
+        sources += [(call.path, call.gave) for call in self.calls if call.numel == h.numel()]
+        sources += self._chain.parameters_for(h)
+        for one in reversed(reached):
+            if len(one) == len(target) and is_sum(target, torch.zeros_like(one), one, unit):
+                return [*through, "a constant factor"]
+            for name, other in sources:
+                if is_mixture(target, one, other, unit):
+                    return [*through, name]
+        return None
+
+    def same_among(self, candidates: Sequence[Tensor]) -> int | None:
+        """Which of several tensors is the stream as it was last seen."""
+        same = (self.last is not None and self.last.is_same(self._as_in_model(h)) for h in candidates)
+        return next((place for place, is_same in enumerate(same) if is_same), None)
+
+    def sum_among(self, candidates: Sequence[Tensor]) -> int | None:
+        """Which of several tensors is the stream plus what a module gave."""
+        found = (self._branch_of(self._as_in_model(h)) is not None for h in candidates)
+        return next((place for place, is_one in enumerate(found) if is_one), None)
+
+    def adds_to(self, candidates: Sequence[Tensor], h: Tensor) -> None:
+        """The first block added a branch: notes which of the features that it received this is the sum with."""
+        total, unit = sample_of(self._as_in_model(h)), unit_of(h.dtype)
+        branches = [call.gave for call in self.calls if call.numel == h.numel()]
+        for place, before in enumerate(candidates):
+            if before.numel() == h.numel():
+                sample = sample_of(self._as_in_model(before))
+                if any(is_sum(total, sample, branch, unit) for branch in branches):
+                    self.inputs_at.insert(0, place)
+                    return
+
+    def added(
+        self,
+        block: str,
+        sub: str,
+        h: Tensor,
+        *,
+        gain: Tensor | None = None,
+        bias: Tensor | None = None,
+        must: bool = False,
+        is_read: bool = False,
+    ) -> None:
+        """The stream after a branch was added; some module of the block gave that branch, before a gain per channel.
+
+        `bias`: of the output projection, which some models add outside of it. `is_read`: the stream is seen where a module
+        reads it, so that something that a module made of it, such as a norm, is not the sum.
+        `must`: the branch is known to be what a module gave, so that a sum that shows none is not of this stream.
+        """
+        words, last, h = f"the sum behind {sub} in {block or 'the block'}", self.last, self._as_in_model(h)
+        if last is not None and last.numel == h.numel() and can_judge(last.sample, sample_of(h)):
+            self.sums += 1
+            self.branch = self._branch_of(h, gain, bias)
+            written = self.written if must and self.branch is None else None
+            if written is not None and is_sum_of_moved(h, last, written, gain):
+                pass  # in the order of windows, which no module undoes
+            elif self.branch is None and (must or (is_read and self._was_made(h))):
+                self.broken.append((f"{last.words} and what {sub} gives", words))
+            elif self.branch is None:
+                self.unmatched.append(words)
+        else:
+            self.branch = None
+        self.written = None if must else self.written
+        self._reached(words, h)
+
+    def _branch_of(self, h: Tensor, gain: Tensor | None = None, bias: Tensor | None = None) -> Sample | None:
+        """What a module gave that, times a gain per channel or with a bias, makes a tensor of the stream before it."""
+        last = self.last
+        if last is None or last.numel != h.numel():
+            return None
+        total, unit = sample_of(h), unit_of(h.dtype)
+        gains = 1.0 if gain is None or h.numel() % gain.numel() else _spread(gain, h)
+        added = None if bias is None or h.numel() % bias.numel() else _spread(bias, h)
+        for branch in (call.gave for call in reversed(self.calls) if call.numel == h.numel()):
+            if is_sum(total, last.sample, gains * branch, unit) or is_sum(total, last.sample, branch, unit):
+                return branch
+            if added is not None and is_sum(total, last.sample, gains * (branch + added), unit):
+                return branch
+        return None
+
+    def _was_made(self, h: Tensor) -> bool:
+        """Whether a module inside of the block gave just these features."""
+        sample = sample_of(h)
+        inner = (call for call in self.calls if not any(_is_under((call.path,), writer) for writer in self.writers))
+        return any(call.numel == h.numel() and agree(call.gave, sample) for call in inner)
+
+    def became(self, words: str, h: Tensor) -> None:
+        """The stream is something new by declaration, such as the output of a norm."""
+        self._reached(words, self._as_in_model(h))
+
+    def is_earlier(self, h: Tensor) -> bool:
+        """Whether these are the features of a place before the last one."""
+        h = self._as_in_model(h)
+        if self.last is None or self.last.is_same(h):
+            return False
+        sample = sample_of(h)
+        return any(agree(place.sample, sample) for place in self.past if place.numel == h.numel())
+
+    def must_be(self, words: str, h: Tensor, *, ours: bool = False) -> None:
+        """A place that has to have the values last seen; `ours`: those were summed by the hooks, in another order."""
+        last, h = self.last, self._as_in_model(h)
+        if last is None:
+            return
+        self.links += 1
+        is_same = last.is_same(h)
+        if not is_same and ours and last.numel == h.numel():
+            seen, before = _all_finite(sample_of(h), last.sample)
+            room = ROUNDING * last.unit * (seen.abs() + before.abs()).clamp(min=float(seen.abs().mean()))
+            is_same = bool(((seen - before).abs() <= room).all())
+        if not is_same and can_judge(last.sample, sample_of(h)):
+            self.broken.append((last.words, words))
+
+    def left(self, *, is_last: bool) -> None:
+        """A block has ended."""
+        self.in_block, self.is_over, self.over_since = False, is_last, self._chain.begun
+        self.written = None
+        self.calls.clear()
+        if is_last:
+            self._chain.inside = False
+
+    def writes_into_stream(self) -> None:
+        """A block wrote into the stream that it was given."""
+        self._chain.writes_into_stream = True
+
+    # --- what ran beside the blocks, and what is behind the last one ---
+
+    def module_ran(self, path: str, begun: int, received: Any, gave: Sequence[Tensor]) -> None:
+        """Any module of the model ran; `begun`: how many modules had begun before it."""
+        if self.last is None:
+            return
+        numel = self.last.numel
+        if self.in_block and path in self.writers and gave:
+            self.written = gave[0]
+        got = [] if self.in_block else features_in(received)
+        self._behind(path, got if begun > self.over_since else (), gave)
+        if any(h.numel() == numel for h in gave):
+            samples = [one for h in got for one in _samples(h, numel)]
+            self.calls += [Call(path, samples, sample_of(h), numel) for h in gave if h.numel() == numel]
+
+    def _behind(self, path: str, got: Sequence[Tensor], gave: Sequence[Tensor]) -> None:
         """A module ran behind the last block: it may read the stream, or show that something was added to it."""
         last = self.last
         if not self.is_over or last is None or self.goes_on or self.is_handed_over or not last.sample.isfinite().any():
@@ -301,45 +500,56 @@ class _StackChain:
                     self.goes_on = path
                     return
 
-    def was_made(self, h: Tensor) -> bool:
-        """Whether a module inside of the block gave just these features."""
-        sample = sample_of(h)
-        inner = (call for call in self.calls if not any(_is_under(path, call.path) for path in self.writers))
-        return any(call.numel == h.numel() and agree(call.gave, sample) for call in inner)
-
-    def sums_to(self, h: Tensor, gain: Tensor | None = None, bias: Tensor | None = None) -> Sample | None:
-        """What a module gave that, times a gain per channel or with a bias, makes a tensor of the stream before it."""
+    def returned(self, outputs: Sequence[Tensor]) -> None:
+        """The model has run. What it returns shows where the stream ends, and may not be a branch that was never added."""
         last = self.last
-        if last is None or last.numel != h.numel():
-            return None
-        total, unit = sample_of(h), unit_of(h.dtype)
-        gains = 1.0 if gain is None or h.numel() % gain.numel() else _spread(gain, h)
-        added = None if bias is None or h.numel() % bias.numel() else _spread(bias, h)
-        for branch in (call.gave for call in reversed(self.calls) if call.numel == h.numel()):
-            if is_sum(total, last.sample, gains * branch, unit) or is_sum(total, last.sample, branch, unit):
-                return branch
-            if added is not None and is_sum(total, last.sample, gains * (branch + added), unit):
-                return branch
-        return None
+        if last is None:
+            return
+        given = [sample_of(h) for h in outputs]
+        self._behind("what the model returns", outputs, ())
+        is_returned = any(agree(last.sample, one) for one in given)
+        if self.branch is not None and not is_returned and any(agree(self.branch, one) for one in given):
+            self.broken.append((last.words, "what the model returns"))
+        elif self.is_over and not self.read_by and not self.goes_on and last.sample.isfinite().any():
+            self.goes_on = self._changed_behind(last)
 
+    def _changed_behind(self, last: Seen) -> str:
+        """What changes the stream behind the last block, where something of its size is made of it."""
+        shown = [*self.other_reads.values(), *(call.gave for call in self.calls if call.numel == last.numel)]
+        if any(is_sum(one, torch.zeros_like(one), last.sample, last.unit) for one in shown if one.any()):
+            self.read_by = "a constant factor"
+            return ""
+        sources = [(place.words, place.sample) for place in self.past if place.numel == last.numel]
+        sources += [] if last.tensor is None else self._chain.parameters_for(last.tensor)
+        for total in shown:
+            for name, other in sources:
+                if is_mixture(total, last.sample, other, last.unit):
+                    return name
+        return next(iter(self.other_reads), "")
 
-def chain_of(model: nn.Module, stacks: Sequence["Stack"]) -> "Chain":
-    """The check of one pass of a model through its stacks."""
-    blocks = {}
-    for stack in stacks:
-        every = stack.names.paths_of_all(stack.arch.paths.block) if stack.arch.is_hybrid else {}
-        blocks[stack.label] = tuple(every.values()) or tuple(block.path for block in stack.names.blocks)
-    chain = Chain(model, blocks, {stack.label: stack.arch.token_axis for stack in stacks})
-    for stack in stacks:
-        chain.writes(stack.label, {block.output.weight.rpartition(".")[0] for block in stack.names.blocks})
-    return chain
+    def not_known(self) -> str:
+        """What is not known of the end of the stack, in words."""
+        name = f" of {self._label}" if self._label else ""
+        if self.last is None:
+            return ""  # a tower that these inputs do not reach has no numbers
+        if not self.is_over:
+            return f"what the last block{name} gives was not seen"
+        if self.unsure is not None and not self.inputs_at:
+            return f"which input of the first block{name} is the stream is not known"
+        if self.goes_on:
+            return f"the stream{name} goes on behind the last block, in {self.goes_on}"
+        return ""
 
 
 class Chain:
-    """The check of one pass. Hooks of the stacks call it; `found` says what held."""
+    """The check of one pass of a model through its stacks, whose hooks report to `stacks`; `found` is the result."""
 
-    def __init__(self, model: nn.Module, blocks: Mapping[str, Sequence[str]], token_axis: Mapping[str, int]):
-        """`blocks`: paths of the block modules of every stack, by its label; `token_axis` likewise."""
+    def __init__(self, model: nn.Module, stacks: Sequence["Stack"]):
+        self._blocks: set[str] = set()
+        """Paths of all blocks of all stacks."""
+        for stack in stacks:
+            every = stack.names.paths_of_all(stack.arch.paths.block) if stack.arch.is_hybrid else {}
+            self._blocks |= set(every.values()) or {block.path for block in stack.names.blocks}
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._sizes = {
             path: sum(parameter.numel() for parameter in module.parameters(recurse=False))
@@ -348,50 +558,39 @@ class Chain:
         self._free = {
             name: parameter.detach()
             for name, parameter in model.named_parameters()
-            if parameter.numel() and not any(_is_under(name, one) for paths in blocks.values() for one in paths)
+            if parameter.numel() and not _is_under(self._blocks, name)
         }
         """Parameters outside of all blocks, which may be added to the stream between two of them."""
-        self._stacks = {label: _StackChain(token_axis[label]) for label in blocks}
-        self._blocks = {label: tuple(paths) for label, paths in blocks.items()}
         self._running: list[tuple[str, int]] = []
-        self._order = 0
-        self._inside = False
         self._outside: dict[str, int] = {}
-        self._named: set[str] = set()
-        self.is_watching = False
+        """Modules with parameters of their own that ran between the first block and the last, outside of all blocks."""
+        self.begun = 0
+        """How many modules have begun."""
+        self.inside = False
+        """Whether the pass is between a first block and a last one."""
+        self.named: set[str] = set()
+        """What acts between blocks."""
         self.writes_into_stream = False
         """Whether a block wrote into the stream that it was given."""
-        self.unsure: dict[str, BlockTap] = {}
-        """First blocks that received several features, by their stack."""
-        self.inputs_at: defaultdict[str, list[int]] = defaultdict(list)
-        """Which of several features the stream was, wherever that was seen."""
+        self.stacks = {stack.label: StackChain(self, stack) for stack in stacks}
 
-    def writes(self, label: str, paths: Collection[str]) -> None:
-        """The output projections of a stack's attention."""
-        self._stacks[label].writers = frozenset(paths)
-
-    # --- modules ---
+    def parameters_for(self, h: Tensor) -> list[tuple[str, Sample]]:
+        """Names and samples of the free parameters that could be added to every token, or to every sequence."""
+        return [(name, _spread(one, h)) for name, one in self._free.items() if h.numel() % one.numel() == 0]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Notes the modules that run inside."""
-        handles = [
-            torch_modules.register_module_forward_pre_hook(self._begins),
-            torch_modules.register_module_forward_hook(self._ends, with_kwargs=True),
-        ]
-        self.is_watching = True
-        try:
+        begins = torch_modules.register_module_forward_pre_hook(self._begins)
+        ends = torch_modules.register_module_forward_hook(self._ends, with_kwargs=True)
+        with hooked((begins, ends)):
             yield
-        finally:
-            self.is_watching = False
-            for handle in handles:
-                handle.remove()
 
     def _begins(self, module: nn.Module, args: Any) -> None:
         path = self._paths.get(id(module))
         if path is not None:
-            self._order += 1
-            self._running.append((path, self._order))
+            self.begun += 1
+            self._running.append((path, self.begun))
 
     def _ends(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         path = self._paths.get(id(module))
@@ -402,236 +601,25 @@ class Chain:
             name, begun = self._running.pop()
             if name == path:
                 break
-        self._note_outside(path)
+        if self._sizes[path] and self.inside and not _is_under(self._blocks, path):
+            self._outside[path] = self._sizes[path]
         gave = features_in(output)
-        for stack in self._stacks.values():
-            if stack.last is None:
-                continue
-            numel = stack.last.numel
-            if stack.in_block and path in stack.writers and gave:
-                stack.written = gave[0]
-            got = [] if stack.in_block else features_in((args, kwargs))
-            stack.behind(path, got if begun > stack.over_since else (), gave)
-            if any(h.numel() == numel for h in gave):
-                samples = [one for h in got for one in _samples(h, numel)]
-                stack.calls += [Call(path, samples, sample_of(h), numel) for h in gave if h.numel() == numel]
+        for stack in self.stacks.values():
+            stack.module_ran(path, begun, (args, kwargs), gave)
 
-    def _note_outside(self, path: str) -> None:
-        """A module with parameters of its own that ran between the first block and the last, outside of all blocks."""
-        size = self._sizes.get(path, 0)
-        if size and self._inside and not any(_is_under(path, one) for paths in self._blocks.values() for one in paths):
-            self._outside[path] = size
-
-    # --- what the taps report ---
-
-    def began(self, label: str, words: str, h: Tensor) -> None:
-        """The stream of a stack begins."""
-        stack = self._stacks[label]
-        stack.last, stack.in_block, stack.is_over, self._inside = None, True, False, True
-        for kept in (stack.past, stack.calls, stack.other_reads):
-            kept.clear()
-        stack.is_handed_over, stack.read_by, stack.goes_on = False, "", ""
-        for other in self._stacks.values():
-            if other.is_over and not other.read_by and self._goes_on_in(other, other.as_in_model(h)):
-                other.is_handed_over, other.read_by = True, words
-        stack.reached(words, stack.as_in_model(h))
-
-    def does_not_follow(self, label: str, first: str, second: str) -> None:
-        """The hooks of a stack saw that they do not look at its stream; said only where the model runs through."""
-        self._stacks[label].broken.append((first, second))
-
-    def _goes_on_in(self, stack: _StackChain, h: Tensor) -> bool:
-        """Whether the first block of another stack reads the stream of this one, perhaps beside something else."""
-        last = stack.last
-        if last is None or last.numel != h.numel() or last.is_same(h):
-            return last is not None and last.is_same(h)
-        target, unit = sample_of(h), max(last.unit, unit_of(h.dtype))
-        others = [call.gave for call in stack.calls if call.numel == h.numel()]
-        return any(is_mixture(target, last.sample, other, unit) for other in others)
-
-    def entered(self, label: str, block: str, h: Tensor, *, over_other: bool) -> bool:
-        """A block reads the stream; whether something other than a declared block changed it since it was last seen."""
-        stack, words = self._stacks[label], f"the input of {block or 'the block'}"
-        self._inside = stack.in_block = True
-        stack.is_over = False
-        last, acts_between, h = stack.last, False, stack.as_in_model(h)
-        if last is not None:
-            stack.links += 1
-            if not last.is_same(h) and can_judge(last.sample, sample_of(h)):
-                acts_between = not over_other
-                self._explain(stack, last, words, h)
-                if over_other:
-                    stack.between.pop(words, None)
-        stack.calls.clear()
-        stack.reached(words, h)
-        return acts_between
-
-    def _explain(self, stack: _StackChain, last: Seen, words: str, h: Tensor) -> None:
-        """Names what made the input of a block from the output of the one before, or notes that nothing did."""
-        target, reached, through = sample_of(h), [last.sample], []
-        for call in stack.calls:
-            if any(agree(got, one) for got in call.got for one in reached):
-                reached.append(call.gave)
-                through.append(call.path)
-                if agree(call.gave, target):
-                    return self._between(stack, words, through)
-        if last.is_same_but_for_zeros(h):
-            return self._between(stack, words, [*through, "tokens set to zero"])
-        if tokens := last.with_other_tokens(h):
-            return self._between(stack, words, [*through, tokens])
-        unit = max(last.unit, unit_of(h.dtype))
-        sources = [(place.words, place.sample) for place in stack.past if place.numel == h.numel()]
-        sources += [(call.path, call.gave) for call in stack.calls if call.numel == h.numel()]
-        for one in reversed(reached):
-            if len(one) == len(target) and is_sum(target, torch.zeros_like(one), one, unit):
-                return self._between(stack, words, [*through, "a constant factor"])
-            for name, other in sources:
-                if is_mixture(target, one, other, unit):
-                    return self._between(stack, words, [*through, name])
-            for name, parameter in self._free.items():
-                if h.numel() % parameter.numel() == 0 and is_mixture(target, one, _spread(parameter, h), unit):
-                    return self._between(stack, words, [*through, name])
-        stack.broken.append((last.words, words))
-        return None
-
-    def _between(self, stack: _StackChain, words: str, names: Sequence[str]) -> None:
-        stack.between[words] = ", ".join(dict.fromkeys(names))
-        self._named |= set(names)
-
-    def same_among(self, label: str, candidates: Sequence[Tensor]) -> int | None:
-        """Which of several tensors is the stream as it was last seen."""
-        stack = self._stacks[label]
-        same = (stack.last is not None and stack.last.is_same(stack.as_in_model(h)) for h in candidates)
-        return next((place for place, is_same in enumerate(same) if is_same), None)
-
-    def sum_among(self, label: str, candidates: Sequence[Tensor]) -> int | None:
-        """Which of several tensors is the stream plus what a module gave."""
-        stack = self._stacks[label]
-        found = (stack.sums_to(stack.as_in_model(h)) is not None for h in candidates)
-        return next((place for place, is_sum in enumerate(found) if is_sum), None)
-
-    def adds_to(self, label: str, candidates: Sequence[Tensor], h: Tensor) -> None:
-        """The first block added a branch: notes which of the features that it received this is the sum with."""
-        stack = self._stacks[label]
-        total, unit = sample_of(stack.as_in_model(h)), unit_of(h.dtype)
-        branches = [call.gave for call in stack.calls if call.numel == h.numel()]
-        for place, before in enumerate(candidates):
-            if before.numel() == h.numel():
-                sample = sample_of(stack.as_in_model(before))
-                if any(is_sum(total, sample, branch, unit) for branch in branches):
-                    self.inputs_at[label].insert(0, place)
-                    return
+    def returned(self, output: Any) -> None:
+        """The model has run."""
+        outputs = features_in(output)
+        for stack in self.stacks.values():
+            stack.returned(outputs)
 
     def chose_other_inputs(self) -> bool:
         """Corrects which of their inputs the first blocks take for the stream; whether any took another."""
         changed = False
-        for label, block in self.unsure.items():
-            if self.inputs_at[label] and block.input_at != self.inputs_at[label][0]:
-                block.input_at, changed = self.inputs_at[label][0], True
+        for stack in self.stacks.values():
+            if stack.unsure is not None and stack.inputs_at and stack.unsure.input_at != stack.inputs_at[0]:
+                stack.unsure.input_at, changed = stack.inputs_at[0], True
         return changed
-
-    def added(
-        self,
-        label: str,
-        block: str,
-        sub: str,
-        h: Tensor,
-        *,
-        gain: Tensor | None = None,
-        bias: Tensor | None = None,
-        must: bool = False,
-        is_read: bool = False,
-    ) -> None:
-        """The stream after a branch was added; some module of the block gave that branch, before a gain per channel.
-
-        `bias`: of the output projection, which some models add outside of it. `is_read`: the stream is seen where a module
-        reads it, so that something that a module made of it, such as a norm, is not the sum.
-        `must`: the branch is known to be what a module gave, so that a sum that shows none is not of this stream.
-        """
-        stack, words = self._stacks[label], f"the sum behind {sub} in {block or 'the block'}"
-        last, h = stack.last, stack.as_in_model(h)
-        is_judged = last is not None and last.numel == h.numel() and can_judge(last.sample, sample_of(h))
-        stack.branch = None if not is_judged else stack.branch
-        if last is not None and is_judged:
-            stack.sums += 1
-            stack.branch = stack.sums_to(h, gain, bias)
-            written = stack.written if must and stack.branch is None else None
-            if written is not None and is_sum_of_moved(h, last, written, gain):
-                pass  # in the order of windows, which no module undoes
-            elif stack.branch is None and (must or (is_read and stack.was_made(h))):
-                stack.broken.append((f"{last.words} and what {sub} gives", words))
-            elif stack.branch is None:
-                stack.unmatched.append(words)
-        stack.written = None if must else stack.written
-        stack.reached(words, h)
-
-    def became(self, label: str, words: str, h: Tensor) -> None:
-        """The stream is something new by declaration, such as the output of a norm."""
-        stack = self._stacks[label]
-        stack.reached(words, stack.as_in_model(h))
-
-    def is_earlier(self, label: str, h: Tensor) -> bool:
-        """Whether these are the features of a place before the last one."""
-        stack = self._stacks[label]
-        h = stack.as_in_model(h)
-        if stack.last is None or stack.last.is_same(h):
-            return False
-        sample = sample_of(h)
-        return any(agree(place.sample, sample) for place in stack.past if place.numel == h.numel())
-
-    def must_be(self, label: str, words: str, h: Tensor, *, ours: bool = False) -> None:
-        """A place that has to have the values last seen; `ours`: those were summed by the hooks, in another order."""
-        stack = self._stacks[label]
-        last, h = stack.last, stack.as_in_model(h)
-        if last is None:
-            return
-        stack.links += 1
-        is_same = last.is_same(h)
-        if not is_same and ours and last.numel == h.numel():
-            seen, before = _all_finite(sample_of(h), last.sample)
-            room = ROUNDING * last.unit * (seen.abs() + before.abs()).clamp(min=float(seen.abs().mean()))
-            is_same = bool(((seen - before).abs() <= room).all())
-        if not is_same and can_judge(last.sample, sample_of(h)):
-            stack.broken.append((last.words, words))
-
-    def left(self, label: str, *, is_last: bool) -> None:
-        """A block has ended."""
-        stack = self._stacks[label]
-        stack.in_block, stack.is_over, stack.over_since = False, is_last, self._order
-        stack.written = None
-        stack.calls.clear()
-        if is_last:
-            self._inside = False
-
-    def returned(self, output: Any) -> None:
-        """The model has run. What it returns shows where the stream ends, and may not be a branch that was never added."""
-        outputs = features_in(output)
-        given = [sample_of(h) for h in outputs]
-        for stack in self._stacks.values():
-            last = stack.last
-            if last is None:
-                continue
-            stack.behind("what the model returns", outputs, ())
-            is_returned = any(agree(last.sample, one) for one in given)
-            if stack.branch is not None and not is_returned and any(agree(stack.branch, one) for one in given):
-                stack.broken.append((last.words, "what the model returns"))
-            elif stack.is_over and not stack.read_by and not stack.goes_on and last.sample.isfinite().any():
-                stack.goes_on = self._changed_behind(stack, last)
-
-    def _changed_behind(self, stack: _StackChain, last: Seen) -> str:
-        """What changes the stream behind the last block, where something of its size is made of it."""
-        shown = [*stack.other_reads.values(), *(call.gave for call in stack.calls if call.numel == last.numel)]
-        if any(is_sum(one, torch.zeros_like(one), last.sample, last.unit) for one in shown if one.any()):
-            stack.read_by = "a constant factor"
-            return ""
-        sources = [(place.words, place.sample) for place in stack.past if place.numel == last.numel]
-        if (h := last.tensor) is not None:
-            sources += [(name, _spread(one, h)) for name, one in self._free.items() if h.numel() % one.numel() == 0]
-        for total in shown:
-            for name, other in sources:
-                if is_mixture(total, last.sample, other, last.unit):
-                    return name
-        return next(iter(stack.other_reads), "")
 
     def require(self, target: str) -> StreamCheck:
         """What was found, if every place is what the place before it explains; else raises `OtherStream`."""
@@ -640,33 +628,14 @@ class Chain:
             raise OtherStream(target, *found.broken[0])
         return found
 
-    # --- the answer ---
-
-    def _left_out(self, label: str, stack: _StackChain) -> str:
-        """What is not known of the end of a stack, in words."""
-        name = f" of {label}" if label else ""
-        if stack.last is None:
-            return ""  # a tower that these inputs do not reach has no numbers
-        if not stack.is_over:
-            return f"what the last block{name} gives was not seen"
-        if label in self.unsure and not self.inputs_at[label]:
-            return f"which input of the first block{name} is the stream is not known"
-        if stack.goes_on:
-            return f"the stream{name} goes on behind the last block, in {stack.goes_on}"
-        return ""
-
     def found(self) -> StreamCheck:
-        stacks = self._stacks.values()
-        sizes = sum(
-            size
-            for path, size in self._sizes.items()
-            if any(_is_under(path, one) for paths in self._blocks.values() for one in paths)
-        )
-        outside = {path: size for path, size in self._outside.items() if path not in self._named}
+        stacks = self.stacks.values()
+        sizes = sum(size for path, size in self._sizes.items() if _is_under(self._blocks, path))
+        outside = {path: size for path, size in self._outside.items() if path not in self.named}
         share = sum(outside.values()) / max(sizes + sum(outside.values()), 1)
-        names = some_of(list(outside), shown=3)
-        unread = [words for label, stack in self._stacks.items() if (words := self._left_out(label, stack))]
+        unread = [words for stack in stacks if (words := stack.not_known())]
         if share >= OUTSIDE:
+            names = some_of(list(outside), shown=3)
             unread.append(f"{share:.0%} of the parameters that run are in no part ({names})")
         return StreamCheck(
             links=sum(stack.links for stack in stacks),
@@ -696,5 +665,6 @@ def _spread(parameter: Tensor, h: Tensor) -> Sample:
     return parameter.reshape(-1)[places].double().cpu()
 
 
-def _is_under(path: str, outer: str) -> bool:
-    return not outer or path == outer or path.startswith(f"{outer}.")
+def _is_under(outer: Collection[str], path: str) -> bool:
+    """Whether a path is one of these or below one of them."""
+    return any(not one or path == one or path.startswith(f"{one}.") for one in outer)

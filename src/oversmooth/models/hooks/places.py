@@ -15,7 +15,8 @@ Sums are not modules, so they are seen where the next module receives them: the 
 of the block. In parallel blocks attention counts as added first. No tensor is kept beyond its block.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +53,24 @@ Observe = Callable[[Place, Float[Tensor, "batch token d_model"]], None]
 
 
 class ObserverFailed(Exception):
-    """Carries an error of whoever looks on (its cause) through the model's forward pass, apart from the model's own."""
+    """Carries an observer's error (its cause) through the model's forward pass, apart from the model's own errors."""
 
     def __init__(self, place: Place):
         self.place = place
         super().__init__(f"an observer failed at depth {place.depth}, {place.name}")
+
+
+@contextmanager
+def hooked(handles: Iterable[Any]) -> Iterator[None]:
+    """Hooks that are removed at the end of the context, also if registering one of them fails."""
+    registered: list[Any] = []
+    try:
+        for handle in handles:  # a generator registers them one by one
+            registered.append(handle)
+        yield
+    finally:
+        for handle in registered:
+            handle.remove()
 
 
 # --- the features among what a module received and returned ---

@@ -1,14 +1,7 @@
-"""Runs a model without one of its parts, or without its skip connections.
-
-What a part would have added is not added; everything else stays as it is, norms included. `Replay` also spares the blocks
-before the part: they give what they gave when the model was whole.
-
-What a block adds to its stream is made smaller by the stream itself, so that the sum is the branch alone:
-`X + (Y - X) = Y`. A gain on the branch (LayerScale) multiplies what is subtracted too, so it is divided by the gain before.
-"""
+"""Runs a model without one of its parts, or without its skip connections."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -16,32 +9,24 @@ import torch
 from torch import Tensor, nn
 
 from oversmooth.errors import CannotControl
-from oversmooth.models.hooks.places import received
+from oversmooth.models.hooks.places import hooked, received
 from oversmooth.models.source import Stack
 from oversmooth.models.stores.module import ModuleStore
 
-# --- A live model with one of its parts taken out: the attention of a block, its feed-forward ---
+# --- without one part: what it would have added is not added, everything else, norms included, stays as it is ---
 
 PARTS = ("attention", "feed-forward", "block")
 
 
-@contextmanager
-def removed(stack: Stack, store: ModuleStore, position: int, part: str) -> Iterator[None]:
-    """The model without one part of the block at `position`, while the context lasts; raises where that cannot be done."""
+def removed(stack: Stack, store: ModuleStore, position: int, part: str) -> AbstractContextManager[None]:
+    """The model without one part of the block at `position`, while the context lasts; raises if that is impossible."""
     block = block_module(stack, store, position)
     take_out = {"attention": _without_attention, "feed-forward": _without_feed_forward, "block": _without_block}[part]
-    handles: list[Any] = []
-    try:
-        for handle in take_out(stack, store, position, block):
-            handles.append(handle)
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return hooked(take_out(stack, store, position, block))
 
 
 def block_module(stack: Stack, store: ModuleStore, position: int) -> nn.Module:
-    """The module of a block; raises where the block is none that is called."""
+    """The module of a block; raises if the block is not a module that is called."""
     names = stack.names.blocks[position]
     paths = stack.arch.paths
     value_owner = store.owner(names.value.weight)
@@ -51,15 +36,17 @@ def block_module(stack: Stack, store: ModuleStore, position: int) -> nn.Module:
     return store.module(names.path)
 
 
-def with_stream(output: Any, h: Tensor) -> Any:
-    """The output of a block with other hidden states in it."""
-    if isinstance(output, tuple):
-        return (h.reshape(output[0].shape), *output[1:])
-    return h.reshape(output.shape)
+def _changed(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The output of a block with its hidden states changed."""
+    return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+
+def _with_stream(output: Any, h: Tensor) -> Any:
+    return _changed(output, lambda old: h.reshape(old.shape))
 
 
 def _zeros(module: nn.Module, args: Any, output: Any) -> Any:
-    return with_stream(output, torch.zeros_like(output[0] if isinstance(output, tuple) else output))
+    return _changed(output, torch.zeros_like)
 
 
 def _without_attention(stack: Stack, store: ModuleStore, position: int, block: nn.Module) -> Iterator[Any]:
@@ -75,7 +62,7 @@ def _without_attention(stack: Stack, store: ModuleStore, position: int, block: n
 
 def _without_block(stack: Stack, store: ModuleStore, position: int, block: nn.Module) -> Iterator[Any]:
     yield block.register_forward_hook(
-        lambda module, args, kwargs, output: with_stream(output, received(args, kwargs)), with_kwargs=True
+        lambda module, args, kwargs, output: _with_stream(output, received(args, kwargs)), with_kwargs=True
     )
 
 
@@ -95,7 +82,7 @@ def _without_feed_forward(stack: Stack, store: ModuleStore, position: int, block
             lambda module, args: (held["stream"].reshape(args[0].shape), *args[1:])
         )
     else:
-        yield block.register_forward_hook(lambda module, args, output: with_stream(output, held["stream"]))
+        yield block.register_forward_hook(lambda module, args, output: _with_stream(output, held["stream"]))
 
 
 def _between(
@@ -135,16 +122,15 @@ class Replay:
     def recording(self) -> Iterator[None]:
         """While the whole model runs once."""
         self._given, self._between = [], {}
-        handles: list[Any] = []
-        for position, block in enumerate(self._blocks):
-            hold = partial(self._between.__setitem__, position)
-            handles += _between(self._stack, self._store, position, block, hold)
-            handles.append(block.register_forward_hook(lambda module, args, output: self._given.append(output)))
-        try:
+
+        def hooks() -> Iterator[Any]:
+            for position, block in enumerate(self._blocks):
+                hold = partial(self._between.__setitem__, position)
+                yield from _between(self._stack, self._store, position, block, hold)
+                yield block.register_forward_hook(lambda module, args, output: self._given.append(output))
+
+        with hooked(hooks()):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @property
     def is_usable(self) -> bool:
@@ -160,26 +146,20 @@ class Replay:
         """While the model runs without a part, blocks before it give what they gave, and compute nothing."""
         with ExitStack() as stack:
             for block, output in zip(self._blocks[: position if self.is_usable else 0], self._given, strict=False):
-                stack.enter_context(_answering(block, partial(_given_output, output)))
+                stack.enter_context(_answering(block, partial(lambda output, args, kwargs: output, output)))
             if self.knows(position, part):
-                answer = self._entered if part == "block" else self._without_feed_forward
-                stack.enter_context(_answering(self._blocks[position], partial(answer, position)))
+                answer = partial(self._without_part, position, part)
+                stack.enter_context(_answering(self._blocks[position], answer))
             else:
                 stack.enter_context(removed(self._stack, self._store, position, part))
             yield
 
-    def _entered(self, position: int, args: Any, kwargs: Any) -> Any:
-        return with_stream(self._given[position], received(args, kwargs))
-
-    def _without_feed_forward(self, position: int, args: Any, kwargs: Any) -> Any:
-        h = self._between[position]
-        if self._stack.arch.residual == "post":
+    def _without_part(self, position: int, part: str, args: Any, kwargs: Any) -> Any:
+        """What the block gives without a part: its input, or the stream between attention and feed-forward."""
+        h = received(args, kwargs) if part == "block" else self._between[position]
+        if part != "block" and self._stack.arch.residual == "post":
             h = self._store.norm(self._stack.names.blocks[position].norms["ffn_norm"])(h)
-        return with_stream(self._given[position], h)
-
-
-def _given_output(output: Any, args: Any, kwargs: Any) -> Any:
-    return output
+        return _with_stream(self._given[position], h)
 
 
 @contextmanager
@@ -194,28 +174,20 @@ def _answering(block: nn.Module, answer: Callable[[Any, Any], Any]) -> Iterator[
         block.__dict__.update(before)
 
 
-# --- forward passes of a real model with its skip connections taken out ---
+# --- without skip connections: the stream is subtracted from what a block adds to it, X + (Y - X) = Y ---
 
 Removed = Literal["attention", "block"]
 """The skip around attention only, or those around both sub-blocks."""
 
 
-@contextmanager
-def without_skips(stacks: Sequence[Stack], store: ModuleStore, removed: Removed) -> Iterator[None]:
+def without_skips(stacks: Sequence[Stack], store: ModuleStore, removed: Removed) -> AbstractContextManager[None]:
     """The model runs without these skip connections inside, and as always afterwards."""
-    handles: list[Any] = []
-    try:
-        for stack in stacks:
-            for position in range(len(stack.names.blocks)):
-                handles += _Block(stack, position, store).attach(removed)
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    places = ((stack, position) for stack in stacks for position in range(len(stack.names.blocks)))
+    return hooked(handle for place in places for handle in _without_skip(*place, store, removed))
 
 
 def why_not(stacks: Sequence[Stack]) -> str | None:
-    """Why the skips of a model cannot be taken out by hooks; `None` where they can."""
+    """Why the skips of a model cannot be removed by hooks; `None` if they can."""
     for stack in stacks:
         block = stack.names.blocks[0]
         if stack.arch.residual not in ("pre", "post"):
@@ -225,55 +197,31 @@ def why_not(stacks: Sequence[Stack]) -> str | None:
     return None
 
 
-class _Block:
-    """The hooks of one block; `stream` is what the next sum adds to."""
+def _without_skip(stack: Stack, position: int, store: ModuleStore, removed: Removed) -> Iterator[Any]:
+    """The hooks of one block; `held` is the stream that the next sum adds to."""
+    names, held = stack.names.blocks[position], {"stream": torch.empty(0)}
+    block, value = store.module(names.path), store.owner(names.value.weight)
+    gain = store.read(names.gain).detach() if names.gain else None
+    hold = partial(held.__setitem__, "stream")
 
-    def __init__(self, stack: Stack, position: int, store: ModuleStore):
-        names = stack.names.blocks[position]
-        self.residual = stack.arch.residual
-        self.block = store.module(names.path)
-        value, output = store.owner(names.value.weight), store.owner(names.output.weight)
-        self.writes = value if isinstance(value, nn.MultiheadAttention) else output
-        self.norms = {role: store.owner(found.weight) for role, found in names.norms.items()}
-        self.gain: Tensor | None = store.read(names.gain).detach() if names.gain else None
-        self.stream = torch.empty(0)
+    def minus_stream(h: Tensor) -> Tensor:
+        return h - held["stream"].reshape(h.shape)
 
-    def attach(self, removed: Removed) -> list[Any]:
-        handles = [
-            self.block.register_forward_pre_hook(self._enter, with_kwargs=True),
-            self.writes.register_forward_hook(self._attention),
-        ]
-        if removed == "attention":
-            return handles
-        if self.residual == "post":
-            handles.append(self.norms["attn_norm"].register_forward_hook(self._remember_output))
-            handles.append(self.norms["ffn_norm"].register_forward_pre_hook(self._feed_forward_sum))
-        else:
-            handles.append(self.norms["ffn_norm"].register_forward_pre_hook(self._remember_input))
-            handles.append(self.block.register_forward_hook(self._leave))
-        return handles
+    def attended(module: nn.Module, args: object, output: Any) -> Any:
+        if gain is None:
+            return _changed(output, minus_stream)
+        # A gain on the branch (LayerScale) multiplies what is subtracted too, so it is divided by the gain before.
+        return _changed(output, lambda h: h - (held["stream"] / gain.to(held["stream"])).reshape(h.shape))
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        stream = args[0] if args else kwargs.get("hidden_states", kwargs.get("src"))
-        assert isinstance(stream, Tensor), "a block receives its hidden states first or by name"
-        self.stream = stream
-
-    def _attention(self, module: nn.Module, args: object, output: Any) -> Any:
-        stream = self.stream if self.gain is None else self.stream / self.gain.to(self.stream)
-        return _changed(output, lambda h: h - stream.reshape(h.shape))
-
-    def _remember_output(self, module: nn.Module, args: object, output: Tensor) -> None:
-        self.stream = output
-
-    def _remember_input(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self.stream = args[0]
-
-    def _feed_forward_sum(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return args[0] - self.stream.reshape(args[0].shape), *args[1:]
-
-    def _leave(self, module: nn.Module, args: object, output: Any) -> Any:
-        return _changed(output, lambda h: h - self.stream.reshape(h.shape))
-
-
-def _changed(output: Any, change: Any) -> Any:
-    return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+    yield block.register_forward_pre_hook(lambda module, args, kwargs: hold(received(args, kwargs)), with_kwargs=True)
+    writes = value if isinstance(value, nn.MultiheadAttention) else store.owner(names.output.weight)
+    yield writes.register_forward_hook(attended)
+    if removed == "attention":
+        return
+    attn_norm, ffn_norm = store.norm(names.norms["attn_norm"]), store.norm(names.norms["ffn_norm"])
+    if stack.arch.residual == "post":
+        yield attn_norm.register_forward_hook(lambda module, args, output: hold(output))
+        yield ffn_norm.register_forward_pre_hook(lambda module, args: (minus_stream(args[0]), *args[1:]))
+    else:
+        yield ffn_norm.register_forward_pre_hook(lambda module, args: hold(args[0]))
+        yield block.register_forward_hook(lambda module, args, output: _changed(output, minus_stream))

@@ -1,7 +1,7 @@
 """Hooks that report the hidden states at every place of a running model."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from oversmooth.errors import TokensChanged
-from oversmooth.models.hooks.chain import Chain, version_of
+from oversmooth.models.hooks.chain import Chain, StackChain, version_of
 from oversmooth.models.hooks.places import (
     STREAM,
     SUB_BLOCKS,
@@ -52,12 +52,13 @@ class BlockTap:
         if self.arch.paths.before or self.arch.paths.after:
             yield from self._attach_readers()
             return
-        block = self._block_module()
-        yield block.register_forward_pre_hook(self._enter, with_kwargs=True)
-        is_bare_attention = isinstance(block, nn.MultiheadAttention)
-        if is_bare_attention:
-            yield block.register_forward_hook(self._bare_attention)
+        value_owner = self.tap.store.owner(self.names.value.weight)
+        if isinstance(value_owner, nn.MultiheadAttention) and not self.names.norms:
+            yield value_owner.register_forward_pre_hook(self._enter, with_kwargs=True)
+            yield value_owner.register_forward_hook(self._bare_attention)
             return
+        block = self.tap.store.module(self.names.path)
+        yield block.register_forward_pre_hook(self._enter, with_kwargs=True)
         yield from {
             "pre": self._attach_pre,
             "post": self._attach_post,
@@ -66,11 +67,6 @@ class BlockTap:
         }[self.arch.residual]()
         yield block.register_forward_hook(self._leave)
 
-    def _block_module(self) -> nn.Module:
-        value_owner = self.tap.store.owner(self.names.value.weight)
-        bare = isinstance(value_owner, nn.MultiheadAttention) and not self.names.norms
-        return value_owner if bare else self.tap.store.module(self.names.path)
-
     def _norm(self, role: str) -> nn.Module | None:
         names = self.names.norms.get(role)
         return self.tap.store.norm(names) if names else None
@@ -78,7 +74,7 @@ class BlockTap:
     # --- what is the same for all blocks ---
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        candidates = [self.tap.batchreturned(h) for h in all_received(args, kwargs)]
+        candidates = [self.tap.batched(h) for h in all_received(args, kwargs)]
         if self.tap.chain is not None and len(candidates) > 1:
             self._choose_input(self.tap.chain, candidates)
         x = self.tap.own(candidates[min(self.input_at, len(candidates) - 1)])
@@ -93,15 +89,14 @@ class BlockTap:
             tap.emit("between", x, depth=tap.depth - 1)
         self._hold(x)
 
-    def _choose_input(self, chain: "Chain", candidates: list[Tensor]) -> None:
+    def _choose_input(self, chain: StackChain, candidates: list[Tensor]) -> None:
         """Which of several features is the stream: what the block before gave; in the first block what it adds to."""
-        label = self.tap.stack.label
         if self.tap.depth == 0:
             self._received = candidates
-            chain.unsure[label] = self
-        elif (place := chain.same_among(label, candidates)) is not None:
+            chain.unsure = self
+        elif (place := chain.same_among(candidates)) is not None:
             self.input_at = place
-            chain.inputs_at[label].append(place)
+            chain.inputs_at.append(place)
 
     def _hold(self, x: Tensor) -> None:
         self.x, self._version = x, version_of(x)
@@ -120,22 +115,21 @@ class BlockTap:
             self.added(self.subs[-1], h)
         elif self.tap.chain is not None:
             where = f"the output of {self.names.path or 'the block'}"
-            self.tap.chain.must_be(self.tap.stack.label, where, h, ours=self.arch.residual == "sandwich")
+            self.tap.chain.must_be(where, h, ours=self.arch.residual == "sandwich")
         self._left()
 
     def _left(self) -> None:
         self.x, self._received = torch.empty(0), []
         if self.tap.chain is not None:
-            self.tap.chain.left(self.tap.stack.label, is_last=self.tap.depth == self.tap.last)
+            self.tap.chain.left(is_last=self.tap.depth == self.tap.last)
 
     def _given(self, output: Any) -> Tensor:
         """The stream among what the block returned: on the first pass, what its own modules and its input explain."""
-        like = self.tap.batchreturned(self.x) if self.arch.token_axis == 0 else self.x  # as the model passes it on
+        like = self.tap.batched(self.x) if self.arch.token_axis == 0 else self.x  # as the model passes it on
         candidates = [self._in_order(h) for h in all_returned(output, like)]
         if self.tap.chain is not None and len(candidates) > 1:
-            adds = self.arch.residual in ("pre", "parallel")
-            chain, label = self.tap.chain, self.tap.stack.label
-            self._output_at = (chain.sum_among if adds else chain.same_among)(label, candidates) or 0
+            adds, chain = self.arch.residual in ("pre", "parallel"), self.tap.chain
+            self._output_at = (chain.sum_among if adds else chain.same_among)(candidates) or 0
         return candidates[min(self._output_at, len(candidates) - 1)]
 
     def _features(self, output: Any) -> Tensor:
@@ -144,14 +138,14 @@ class BlockTap:
     def _in_order(self, h: Tensor) -> Tensor:
         if h.ndim == 2 and h.numel() == self.x.numel():  # some blocks flatten (batch, token) for their feed-forward
             return h.reshape(self.x.shape)
-        return self.tap.batchreturned(h)
+        return self.tap.batched(h)
 
     def added(self, sub: str, h: Tensor) -> None:
         """The stream is `h` after the branch of `sub` was added."""
         if self.tap.chain is not None and version_of(self.x) != self._version:
-            self.tap.chain.writes_into_stream = True
+            self.tap.chain.writes_into_stream()
         if self.tap.chain is not None and self._received and sub == "attn":
-            self.tap.chain.adds_to(self.tap.stack.label, self._received, h)
+            self.tap.chain.adds_to(self._received, h)
             self._received = []
         h = self.tap.own(h)
         self._added_in_chain(NAME_OF[sub], h, is_attention=sub == "attn")
@@ -161,13 +155,10 @@ class BlockTap:
 
     def _added_in_chain(self, part: str, h: Tensor, *, is_attention: bool = False) -> None:
         if self.tap.chain is not None:
-            gain, bias = (
-                self.tap.store.read(name) if is_attention and name else None
-                for name in (self.names.gain, self.names.output.bias)
-            )
-            label, path = self.tap.stack.label, self.names.path
+            names = (self.names.gain, self.names.output.bias)
+            gain, bias = (self.tap.store.read(name) if is_attention and name else None for name in names)
             is_read = bool(self.arch.paths.before) and self.arch.residual == "pre"
-            self.tap.chain.added(label, path, part, h, gain=gain, bias=bias, must=is_attention, is_read=is_read)
+            self.tap.chain.added(self.names.path, part, h, gain=gain, bias=bias, must=is_attention, is_read=is_read)
 
     # --- blocks that are no modules ---
 
@@ -178,25 +169,23 @@ class BlockTap:
         yield before.register_forward_pre_hook(self._enter_behind, with_kwargs=True)
         if paths.after:
             after = self.tap.store.module(inside(block.path, paths.after, block.index))
-            yield after.register_forward_pre_hook(
-                lambda module, args, kwargs: self._sum_reached(self.tap.batchreturned(received(args, kwargs))),
-                with_kwargs=True,
-            )
+            yield self._on_received(after, self._sum_reached)
         norm = self._norm("attn_norm")
         if norm is not None and self.arch.residual == "post":
             yield norm.register_forward_hook(
-                lambda module, args, output: self._normed("attn", self.tap.batchreturned(returned(output)))
+                lambda module, args, output: self._normed("attn", self.tap.batched(returned(output)))
             )
         if paths.end and block.position == len(self.tap.stack.names.blocks) - 1:
-            end = self.tap.store.module(paths.end)
-            yield end.register_forward_pre_hook(
-                lambda module, args, kwargs: self.tap.ended(self.tap.batchreturned(received(args, kwargs))),
-                with_kwargs=True,
-            )
+            yield self._on_received(self.tap.store.module(paths.end), self.tap.ended)
+
+    def _on_received(self, module: nn.Module, act: Callable[[Tensor], None]) -> Any:
+        return module.register_forward_pre_hook(
+            lambda module, args, kwargs: act(self.tap.batched(received(args, kwargs))), with_kwargs=True
+        )
 
     def _enter_behind(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The stream before attention is also the stream after the block before."""
-        self.tap.ended(self.tap.batchreturned(received(args, kwargs)))
+        self.tap.ended(self.tap.batched(received(args, kwargs)))
         self._enter(module, args, kwargs)
         self.tap.open = self
 
@@ -211,19 +200,17 @@ class BlockTap:
             norm = self._norm(f"{sub}_norm")
             if norm is None:
                 continue
-            if not previous and self.arch.proof is not None:
-                yield norm.register_forward_pre_hook(lambda module, args: self._begin(self._features(args[0])))
             if previous:
-                yield norm.register_forward_pre_hook(
-                    lambda module, args, sub=previous: self.added(sub, self._features(args[0]))
-                )
+                yield self._sum_at(norm, previous)
+            elif self.arch.proof is not None:
+                yield norm.register_forward_pre_hook(lambda module, args: self._begin(self._features(args[0])))
             yield self._emit_output(norm, f"{sub}_norm")
 
     def _attach_post(self) -> Iterator[Any]:
         for sub in self.subs:
             norm = self._norm(f"{sub}_norm")
             assert norm is not None, "a post-norm block has a norm after every sum"
-            yield norm.register_forward_pre_hook(lambda module, args, sub=sub: self.added(sub, self._features(args[0])))
+            yield self._sum_at(norm, sub)
             yield norm.register_forward_hook(
                 lambda module, args, output, sub=sub: self._normed(sub, self._features(output))
             )
@@ -231,7 +218,7 @@ class BlockTap:
     def _normed(self, sub: str, h: Tensor) -> None:
         if self.tap.chain is not None:
             where = f"the output of the norm behind {NAME_OF[sub]} in {self.names.path}"
-            self.tap.chain.became(self.tap.stack.label, where, h)
+            self.tap.chain.became(where, h)
         h = self.tap.own(h)
         self.tap.emit(f"{sub}_norm", h)
         self._hold(h)
@@ -257,6 +244,10 @@ class BlockTap:
             lambda module, args, output: self.added("attn", self.x + self._features(output))
         )
 
+    def _sum_at(self, norm: nn.Module, sub: str) -> Any:
+        """A norm that reads the stream after the branch of a sub-block was added."""
+        return norm.register_forward_pre_hook(lambda module, args: self.added(sub, self._features(args[0])))
+
     def _emit_output(self, norm: nn.Module, name: str) -> Any:
         return norm.register_forward_hook(lambda module, args, output: self.tap.emit(name, self._features(output)))
 
@@ -266,7 +257,7 @@ class BlockTap:
         self._left()
 
 
-# --- looking on while a model runs: hooks that report the features at every place somebody asked for ---
+# --- hooks that report hidden states during a forward pass ---
 
 
 @contextmanager
@@ -276,23 +267,18 @@ def observed(
     observe: Observe,
     wants: Callable[[str, Stack], bool],
 ) -> Iterator["Restart"]:
-    """Calls `observe` with the features at every wanted place while the model runs; yields what to call before a run.
-
-    `wants(place name, stack)` avoids the work of places nobody asked for. Hooks are removed whatever happens.
-    """
+    """Calls `observe` with the features at every place that `wants(place name, stack)`; yields what to call before a run."""
     taps = [StackTap(stack, store, observe, wants) for stack in stacks]
 
     def restart(chain: Chain | None = None, *, copies: bool | None = None) -> None:
         for tap in taps:
             tap.restart(chain, copies=copies)
 
-    try:
+    with ExitStack() as attached:
         for tap in taps:
+            attached.callback(tap.detach)
             tap.handles += tap.attach()
         yield restart
-    finally:
-        for tap in taps:
-            tap.detach()
 
 
 @runtime_checkable
@@ -316,7 +302,7 @@ class StackTap:
         self.open: BlockTap | None = None
         """The block whose end has not been seen, where blocks are no modules."""
         self._deepest = self.last = max(depth for passes in stack.passes for depth in passes) + 1
-        self.chain: Chain | None = None
+        self.chain: StackChain | None = None
         """The check of the run under way."""
         self.copies = False
         self._tokens = 0
@@ -331,10 +317,10 @@ class StackTap:
     def restart(self, chain: Chain | None = None, *, copies: bool | None = None) -> None:
         self.depth = self._norm_calls = 0
         self.open = None
-        self.chain = chain
+        self.chain = None if chain is None else chain.stacks[self.stack.label]
         self.copies = self.copies if copies is None else copies
-        if chain is not None and self._other_width is not None:
-            chain.does_not_follow(self.stack.label, *self._other_width)
+        if self.chain is not None and self._other_width is not None:
+            self.chain.broken.append(self._other_width)
 
     def detach(self) -> None:
         while self.handles:
@@ -348,19 +334,17 @@ class StackTap:
         """The first block reads the stream."""
         if self.chain is not None:
             if x.shape[-1] != self.d_model:  # such as two streams side by side, of which attention reads one
-                self._other_width = (
-                    f"the {x.shape[-1]} channels that {block} reads",
-                    f"the {self.d_model} of its attention",
-                )
-                self.chain.does_not_follow(self.stack.label, *self._other_width)
+                reads = f"the {x.shape[-1]} channels that {block} reads"
+                self._other_width = reads, f"the {self.d_model} of its attention"
+                self.chain.broken.append(self._other_width)
                 self.detach()  # inputs that do not fit look the same: the model itself says so, further on
                 return
-            self.chain.began(self.stack.label, f"the input of {block}", x)
+            self.chain.began(f"the input of {block}", x)
         self.emit("embedding", x, depth=0)
 
     def enter(self, block: str, x: Tensor, *, over_other: bool = False) -> bool:
         """A later block reads the stream; whether something acts between it and the block before."""
-        if self.chain is not None and self.chain.entered(self.stack.label, block, x, over_other=over_other):
+        if self.chain is not None and self.chain.entered(block, x, over_other=over_other):
             self._between.add(self.depth)
         return self.depth in self._between
 
@@ -370,7 +354,7 @@ class StackTap:
         if block is not None and h.shape == block.x.shape:
             block.added("ffn", h)
         if self.chain is not None and self.depth:
-            self.chain.left(self.stack.label, is_last=self.depth == self.last)
+            self.chain.left(is_last=self.depth == self.last)
 
     def emit(self, name: str, h: Tensor, depth: int | None = None) -> None:
         self._require_tokens(name, h)
@@ -404,16 +388,16 @@ class StackTap:
             yield owner.register_forward_hook(self._final_norm)
 
     def _final_norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        h = self.batchreturned(returned(output))
+        h = self.batched(returned(output))
         if h.shape[0] * h.shape[1] != self._tokens or self.depth < self._deepest:
             return  # used once more, on a pooled token or for a head on an earlier block
         self._norm_calls += 1
         if self.chain is not None and args:
-            if self.chain.is_earlier(self.stack.label, self.batchreturned(args[0])):
+            if self.chain.is_earlier(self.batched(args[0])):
                 return  # backbones norm what other blocks give, too
             self._norm_call = self._norm_calls
-            self.chain.must_be(self.stack.label, "the input of the final norm", self.batchreturned(args[0]))
-            self.chain.became(self.stack.label, "the output of the final norm", h)
+            self.chain.must_be("the input of the final norm", self.batched(args[0]))
+            self.chain.became("the output of the final norm", h)
         if self._norm_calls == max(self._norm_call, 1):
             self.emit("final_norm", h, self.last)
 
@@ -425,23 +409,23 @@ class StackTap:
         first, last = 0, names.blocks_in_model - 1
         if paths and first not in have_attention:
             yield self.store.module(paths[first]).register_forward_pre_hook(
-                lambda module, args, kwargs: self.emit("embedding", self.batchreturned(received(args, kwargs)), 0),
+                lambda module, args, kwargs: self.emit("embedding", self.batched(received(args, kwargs)), 0),
                 with_kwargs=True,
             )
         if paths and last not in have_attention:
             self.last = last + 1
             yield self.store.module(paths[last]).register_forward_hook(
-                lambda module, args, output: self._other_end(self.batchreturned(returned(output)))
+                lambda module, args, output: self._other_end(self.batched(returned(output)))
             )
 
     def _other_end(self, h: Tensor) -> None:
         """The last block of a hybrid, without softmax attention."""
         if self.chain is not None:
-            self.chain.became(self.stack.label, "the output of the last block", h)
-            self.chain.left(self.stack.label, is_last=True)
+            self.chain.became("the output of the last block", h)
+            self.chain.left(is_last=True)
         self.emit("other_sum", h, self.last)
 
-    def batchreturned(self, h: Tensor) -> Float[Tensor, "batch token d_model"]:
+    def batched(self, h: Tensor) -> Float[Tensor, "batch token d_model"]:
         """Features as sequences: grids row by row, packed tokens as one sequence."""
         if h.ndim == 2:
             return h[None]

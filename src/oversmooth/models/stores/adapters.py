@@ -1,11 +1,11 @@
-"""Adapters (LoRA, rsLoRA, DoRA): a base model's tensors with the effective weights in their places, made when read.
+"""Adapters (LoRA, rsLoRA, DoRA): a base model's tensors, with the effective weights computed when they are read.
 
     W' = W + s B A,                   s = alpha / r, or alpha / sqrt(r) for rsLoRA
     W' = m (W + s B A) / |W + s B A|  for DoRA, with one length for each row
 
-Files are read without peft. Every tensor of an adapter is used once, at the path that it names, with the rank and the
-targets that its config states; an adapter of which that is not true is refused before anything is computed. Live models
-with adapters are read by merging a copy of one layer at a time, so every kind that peft can merge is exact by construction.
+Files are read without peft. Every tensor of an adapter must be used once, at the path that it names, with the rank and the
+targets that its config states; other adapters are refused before anything is computed. Live models with adapters are read
+by merging a copy of one layer at a time, so every kind that peft can merge is exact.
 """
 
 import copy
@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -109,17 +109,13 @@ class Adapter:
             layers=_layers(config),
             lists=_listed(config, "layers_pattern"),
         )
-        found._require_targets()
-        return found
-
-    def _require_targets(self) -> None:
-        """What peft asks of a config."""
-        if not self.chosen:
+        if not found.chosen:  # what peft asks of a config, too
             raise BadConfig("target_modules", "the modules that have factors", "none")
-        if self.layers and isinstance(self.chosen, str):
-            raise BadConfig("layers_to_transform", "absent where target_modules is a pattern", f"{self.layers}")
-        if self.lists and not self.layers:
-            raise BadConfig("layers_pattern", "absent without layers_to_transform", f"{self.lists}")
+        if found.layers and isinstance(found.chosen, str):
+            raise BadConfig("layers_to_transform", "absent where target_modules is a pattern", f"{found.layers}")
+        if found.lists and not found.layers:
+            raise BadConfig("layers_pattern", "absent without layers_to_transform", f"{found.lists}")
+        return found
 
     @property
     def takes_all_linear(self) -> bool:
@@ -174,8 +170,7 @@ def _unreadable(what: str, where: str, reason: str = "") -> NotSupported:
 
 
 def _by_pattern(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    given = config.get(key)
-    given = {} if given is None else given
+    given = {} if config.get(key) is None else config[key]
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise BadConfig(key, "an object of numbers by pattern", repr(given)[:100])
     return given
@@ -273,35 +268,30 @@ def _is_wrapper(front: str, model_type: str) -> bool:
     return not is_part and bool(front) and (family.startswith(front) or family.endswith(f"_{front}"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
-    """The tensors of an adapter by what they are, under the paths of the model that was trained."""
+Factors = Mapping[str, Mapping[str, str]]
+"""Path of a module to the names of its `A`, `B` and `m`, under the paths of the model that was trained."""
 
-    factors: Mapping[str, dict[str, str]]
-    """Path of a module to the names of its `A`, `B` and `m`."""
-    replaced: Mapping[str, str]
-    """Name of a base tensor to the adapter's own, where it was trained and saved as a whole."""
 
-    @classmethod
-    def of(cls, names: Iterable[str], adapter: Adapter) -> "Contents":
-        factors: dict[str, dict[str, str]] = {}
-        replaced: dict[str, str] = {}
-        for name in sorted(names):
-            if not name.startswith(PREFIX):
-                raise BrokenFile(f"{adapter.where}: {name}", f"a name that begins with {PREFIX}", "another")
-            ending = next((ending for ending in (A, B, *MAGNITUDES) if name.endswith(ending)), None)
-            if ending is None and "lora_" in name:
-                what = "LoRA on an embedding" if "lora_embedding_" in name else "The tensor"
-                raise _unreadable(f"{what} ({name})", adapter.where)
-            path = name.removeprefix(PREFIX).removesuffix(ending or "")
-            place = factors.setdefault(path, {}) if ending else replaced
-            slot = {A: "A", B: "B"}.get(ending, "m") if ending else path.replace(".base_layer.", ".")
-            if slot in place:
-                raise BrokenFile(f"{adapter.where}: {name}", "one tensor for each place", f"{place[slot]} too")
-            place[slot] = name
-        if not factors and not replaced:
-            raise BrokenFile(adapter.where, "tensors named lora_A and lora_B", "none")
-        return cls(factors=factors, replaced=replaced)
+def _contents(names: Iterable[str], where: str) -> tuple[Factors, dict[str, str]]:
+    """The tensors of an adapter: its factors, and by the name of a base tensor those that were saved as a whole."""
+    factors: dict[str, dict[str, str]] = {}
+    replaced: dict[str, str] = {}
+    for name in sorted(names):
+        if not name.startswith(PREFIX):
+            raise BrokenFile(f"{where}: {name}", f"a name that begins with {PREFIX}", "another")
+        ending = next((ending for ending in (A, B, *MAGNITUDES) if name.endswith(ending)), None)
+        if ending is None and "lora_" in name:
+            what = "LoRA on an embedding" if "lora_embedding_" in name else "The tensor"
+            raise _unreadable(f"{what} ({name})", where)
+        path = name.removeprefix(PREFIX).removesuffix(ending or "")
+        place = factors.setdefault(path, {}) if ending else replaced
+        slot = {A: "A", B: "B"}.get(ending, "m") if ending else path.replace(".base_layer.", ".")
+        if slot in place:
+            raise BrokenFile(f"{where}: {name}", "one tensor for each place", f"{place[slot]} too")
+        place[slot] = name
+    if not factors and not replaced:
+        raise BrokenFile(where, "tensors named lora_A and lora_B", "none")
+    return factors, replaced
 
 
 class AdaptedStore:
@@ -324,19 +314,25 @@ class AdaptedStore:
         self._tensors = tensors
         self._adapter = adapter
         self._is_in_out = is_in_out
-        contents = Contents.of(tensors.names, adapter)
-        for path, parts in contents.factors.items():
+        factors, replaced = _contents(tensors.names, adapter.where)
+        for path, parts in factors.items():
             self._require_sound(path, parts)
-        heads = {name for name in contents.replaced if self._is_new_head(name)}
-        named = [f"{path}.weight" for path in contents.factors] + [n for n in contents.replaced if n not in heads]
+        heads = {name for name in replaced if self._is_new_head(name)}
+        named = [f"{path}.weight" for path in factors] + [name for name in replaced if name not in heads]
         shift = _shift_of(named, base.names, word(config, "model_type") or "", adapter.where)
-        self._pairs = {shift.to_base(f"{path}.weight"): (path, parts) for path, parts in contents.factors.items()}
+        self._pairs = {shift.to_base(f"{path}.weight"): (path, parts) for path, parts in factors.items()}
         """Name of a base weight to the adapter's path, and the names of its factors."""
-        self._replaced = {n if n in heads else shift.to_base(n): own for n, own in contents.replaced.items()}
+        self._replaced = {name if name in heads else shift.to_base(name): own for name, own in replaced.items()}
         """Name of a base tensor to the adapter's own, where it was trained and saved as a whole."""
-        for name, own in contents.replaced.items():
-            self._require_stated(name, own, contents.factors)
-        _Coverage(adapter, contents, shift, whole(config, "num_hidden_layers")).require(base.names)
+        for name, own in replaced.items():
+            self._require_stated(name, own, factors)
+        in_trained = {
+            shift.from_base(name): name for name in base.names if shift.to_base(shift.from_base(name)) == name
+        }
+        absent = _untrained(adapter, factors, replaced, in_trained, whole(config, "num_hidden_layers"))
+        if absent:
+            expected = "a tensor for everything that its config says was trained"
+            raise BrokenFile(adapter.where, expected, f"none for {some_of(absent)}", "Copy the adapter again.")
         self.names = [*base.names, *sorted(heads - set(base.names))]
 
     def _require_sound(self, path: str, parts: Mapping[str, str]) -> None:
@@ -433,55 +429,37 @@ class AdaptedStore:
         return (*self._base.files(), *self._tensors.files())
 
 
-@dataclass(frozen=True, slots=True)
-class _Coverage:
-    """Whether an adapter holds everything that its config says was trained, in the stacks of layers that it touches.
+def _untrained(
+    adapter: Adapter, factors: Factors, replaced: Collection[str], in_base: Mapping[str, str], depth: int | None
+) -> list[str]:
+    """Base tensors that the config says were trained and the adapter does not hold, in the stacks that it touches.
 
-    The base may hold parts that the trained model did not have (heads, a decoder, layers behind the last); those are not
-    asked for.
+    `in_base`: names of the trained model to those of the base. The base may hold parts that the trained model did not have
+    (heads, a decoder, layers behind the last); those are not asked for.
     """
+    modules = [*factors, *(name.rpartition(".")[0] for name in replaced)]
+    layers = {_layer_of(path) for path in modules}
+    stacks = {stack for stack, _ in layers if stack}
+    kinds = {_kind_of(path) for path in modules}
 
-    adapter: Adapter
-    contents: Contents
-    shift: Shift
-    depth: int | None
-    stacks: set[str] = field(default_factory=set)
-    numbers: set[tuple[str, int]] = field(default_factory=set)
-    kinds: set[str] = field(default_factory=set)
-
-    def require(self, in_base: Collection[str]) -> None:
-        modules = [*self.contents.factors, *(name.rpartition(".")[0] for name in self.contents.replaced)]
-        for path in modules:
-            stack, number = _layer_of(path)
-            if stack:
-                self.stacks.add(stack)
-                self.numbers.add((stack, number))
-            self.kinds.add(re.sub(r"\.\d+(?=\.|$)", ".*", path))
-        weights = {name for name in in_base if name.endswith(".weight")}
-        absent = [name for name in sorted(in_base) if self._is_missing(name, weights)]
-        if absent:
-            expected = "a tensor for everything that its config says was trained"
-            raise BrokenFile(self.adapter.where, expected, f"none for {some_of(absent)}", "Copy the adapter again.")
-
-    def _is_missing(self, base_name: str, weights: Collection[str]) -> bool:
-        name = self.shift.from_base(base_name)
+    def is_missing(name: str) -> bool:
         path, _, tensor = name.rpartition(".")
-        if self.shift.to_base(name) != base_name or name in self.contents.replaced:
-            return False
-        if self.adapter.saves(path):
-            return True
         stack, number = _layer_of(path)
-        if stack not in self.stacks:
+        if name in replaced or adapter.saves(path):
+            return name not in replaced
+        if stack not in stacks or (depth is not None and number >= depth and (stack, number) not in layers):
             return False
-        if self.depth is not None and number >= self.depth and (stack, number) not in self.numbers:
+        if tensor == "weight" and path not in factors:
+            return (_kind_of(path) in kinds or not adapter.takes_all_linear) and adapter.targets(path)
+        if tensor != "bias" or f"{path}.weight" not in in_base:
             return False
-        if tensor == "weight" and path not in self.contents.factors:
-            kind = re.sub(r"\.\d+(?=\.|$)", ".*", path)
-            return (kind in self.kinds or not self.adapter.takes_all_linear) and self.adapter.targets(path)
-        if tensor != "bias" or base_name.removesuffix("bias") + "weight" not in weights:
-            return False
-        is_adapted = path in self.contents.factors
-        return self.adapter.bias == "all" or (self.adapter.bias == "lora_only" and is_adapted)
+        return adapter.bias == "all" or (adapter.bias == "lora_only" and path in factors)
+
+    return sorted(in_base[name] for name in in_base if is_missing(name))
+
+
+def _kind_of(path: str) -> str:
+    return re.sub(r"\.\d+(?=\.|$)", ".*", path)
 
 
 def _layer_of(path: str) -> tuple[str, int]:
@@ -518,8 +496,11 @@ def effective(module: nn.Module, attribute: str) -> Tensor:
         layer = copy.deepcopy(layer)
         with torch.no_grad():
             layer.merge()
-    base = layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer.base_layer
-    return getattr(base, attribute)
+    return getattr(_base_layer(layer), attribute)
+
+
+def _base_layer(layer: Any) -> Any:
+    return layer.get_base_layer() if hasattr(layer, "get_base_layer") else layer.base_layer
 
 
 def tensors_of_adapted(module: nn.Module) -> Sequence[str]:
@@ -546,7 +527,7 @@ def acting_merged(module: nn.Module) -> Iterator[None]:
                 continue
             adapted: Any = layer
             if not getattr(adapted, "merged", False) and not getattr(adapted, "disable_adapters", False):
-                base = adapted.get_base_layer() if hasattr(adapted, "get_base_layer") else adapted.base_layer
+                base = _base_layer(adapted)
                 originals.append((adapted, base, base.weight.data))
                 base.weight.data = base.weight.data.clone()
                 with torch.no_grad():

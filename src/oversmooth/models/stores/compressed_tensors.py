@@ -68,9 +68,9 @@ class _Group:
         kind = self.weights.word("type", ("int", "float"), "int")
         self.strategy = self.weights.word("strategy", ("tensor", "channel", "group", "block", "tensor_group"))
         self.group = self.weights.group_size() if self.strategy in ("group", "tensor_group") else -1
-        self.block = self.weights.get("block_structure")
-        if self.strategy == "block" and not _is_block(self.block):
-            raise self.weights.unreadable("block_structure", self.block, "two positive numbers")
+        self.block = self.weights.block("block_structure") if self.strategy == "block" else None
+        if self.strategy == "block" and self.block is None:
+            raise self.weights.unreadable("block_structure", None, "two positive numbers")
         readers: Mapping[str, Callable[[PackedWeight], Tensor]] = {
             "pack-quantized": self._packed_integers,
             "nvfp4-pack-quantized": self._nvfp4,
@@ -84,8 +84,8 @@ class _Group:
         """Rows and columns of the weight that share one scale."""
         if self.strategy == "tensor":
             return shape
-        if self.strategy == "block":
-            return self.block[0], self.block[1]
+        if self.block is not None:
+            return self.block
         return 1, shape[1] if self.strategy == "channel" or self.group == -1 else self.group
 
     def _scaled(self, packed: PackedWeight, codes: Tensor, zero: Tensor | None) -> Tensor:
@@ -169,10 +169,6 @@ def _group(groups: Settings, name: str, overall: str) -> _Group:
     return _Group(settings, targets, stored_as)
 
 
-def _is_block(found: object) -> bool:
-    return isinstance(found, list) and len(found) == 2 and all(type(size) is int and size > 0 for size in found)
-
-
 def _group_of(packed: PackedWeight, groups: list[_Group]) -> _Group:
     """The group whose target names the module, or fits it as a pattern, or else names the class of all linear layers."""
     by_class = [group for group in groups if "Linear" in group.targets]
@@ -182,9 +178,8 @@ def _group_of(packed: PackedWeight, groups: list[_Group]) -> _Group:
             try:
                 fits = matches(pattern, packed.path) if pattern else target == packed.path
             except Unmatchable as error:
-                raise PackedWeights(
-                    packed.where, f"compressed-tensors with the pattern {target[:80]!r}: {error}"
-                ) from error
+                found = f"compressed-tensors with the pattern {target[:80]!r}: {error}"
+                raise PackedWeights(packed.where, found) from error
             if fits:
                 return group
     if by_class:

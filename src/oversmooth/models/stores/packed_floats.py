@@ -1,6 +1,7 @@
 """Float8, MXFP4 and NVFP4 weights."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,7 +11,6 @@ from oversmooth.models.stores.packing import (
     Packing,
     Settings,
     grid,
-    in_float32,
     powers_of_two,
     scale_blocks,
     unpack_fp4,
@@ -25,47 +25,34 @@ UNUSED = (".input_scale", ".activation_scale", ".input_scale_ub", ".k_scale", ".
 
 def float8(settings: Settings) -> Packing:
     """`fp8`: `weight * weight_scale_inv`, with one scale per block of `weight_block_size`, or one for all."""
-    block = settings.get("weight_block_size")
-    if block is not None and not (
-        isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
-    ):
-        raise settings.unreadable("weight_block_size", block, "two positive numbers")
-    words = f"float8 in blocks of {block[0]} x {block[1]}" if block else "float8 with one scale per tensor"
-
-    def dequantise(packed: PackedWeight) -> Tensor:
-        return scaled_float8(packed, ".weight_scale_inv", tuple(block) if block else None)
-
-    return Packing(words=words, marker=".weight_scale_inv", parts=UNUSED, dequantise=dequantise)
+    block = settings.block("weight_block_size")
+    words = "with one scale per tensor" if block is None else f"in blocks of {block[0]} x {block[1]}"
+    return _float8(words, ".weight_scale_inv", block)
 
 
 def float8_per_row(settings: Settings) -> Packing:
     """`fbgemm_fp8`: one scale for each row of the weight."""
-
-    def dequantise(packed: PackedWeight) -> Tensor:
-        return scaled_float8(packed, ".weight_scale", (1, -1))
-
-    return Packing(words="float8 with one scale per row", marker=".weight_scale", parts=UNUSED, dequantise=dequantise)
+    return _float8("with one scale per row", ".weight_scale", (1, -1))
 
 
 def float8_per_tensor(settings: Settings) -> Packing:
     """modelopt's `FP8`: one scale for the whole weight, under the name `weight_scale`."""
-
-    def dequantise(packed: PackedWeight) -> Tensor:
-        return scaled_float8(packed, ".weight_scale", None)
-
-    words = "float8 with one scale per tensor"
-    return Packing(words=words, marker=".weight_scale", parts=UNUSED, dequantise=dequantise)
+    return _float8("with one scale per tensor", ".weight_scale", None)
 
 
-def scaled_float8(packed: PackedWeight, scale: str, block: tuple[int, int] | None) -> Tensor:
+def _float8(words: str, scale: str, block: tuple[int, int] | None) -> Packing:
+    dequantise = partial(_scaled_float8, scale=scale, block=block)
+    return Packing(words=f"float8 {words}", marker=scale, parts=UNUSED, dequantise=dequantise)
+
+
+def _scaled_float8(packed: PackedWeight, scale: str, block: tuple[int, int] | None) -> Tensor:
     """Codes times scales; -1 stands for the whole length of an axis, and no block for the whole matrix."""
     codes = packed.matrix(".weight", *FLOAT8)
     shape = (codes.shape[0], codes.shape[1])
     rows, columns = (size if size > 0 else whole for size, whole in zip(block or (-1, -1), shape, strict=True))
     why = f"one scale per block of {rows} x {columns} of a weight of {shape[0]} x {shape[1]}"
-    found = packed.part(scale)
-    if found.dtype == torch.uint8:  # exponents of two
-        scales = in_float32(packed.part(scale, shape=grid(shape, (rows, columns)), why=why))
+    if packed.part(scale).dtype == torch.uint8:  # exponents of two
+        scales = powers_of_two(packed.part(scale, shape=grid(shape, (rows, columns)), why=why))
     else:
         scales = packed.scale(scale, grid(shape, (rows, columns)), why)
     return scale_blocks(codes.float(), scales, (rows, columns))

@@ -55,10 +55,7 @@ def _gptq_weight(packed: PackedWeight, bits: int, group: int, *, less_one: bool,
         shape = tuple(words.shape)
         raise packed.broken(".qweight", f"{rows} input channels of {bits} bits in 32-bit words", f"the shape {shape}")
     columns, groups = words.shape[1], math.ceil(rows / size)
-    why = f"one number per group of {size} of {rows} input channels"
-    scales = packed.part(".scales", torch.float16, torch.bfloat16, torch.float32, shape=(groups, columns), why=why)
-    packed.not_negative(".scales", scales)
-    packed_zeros = packed.part(".qzeros", torch.int32, shape=(groups, math.ceil(columns * bits / 32)), why=why)
+    scales, packed_zeros = _scales_and_zeros(packed, rows, size, columns, math.ceil(columns * bits / 32))
     zeros = unpack_bits(packed_zeros, bits, columns)
     if less_one:
         zeros = (zeros + 1) & ((1 << bits) - 1)
@@ -69,6 +66,14 @@ def _gptq_weight(packed: PackedWeight, bits: int, group: int, *, less_one: bool,
         raise packed.broken(".g_idx", f"groups from 0 to {groups - 1}", f"{int(index.min())} to {int(index.max())}")
     chosen = index.long()
     return codes.sub_(zeros.T[:, chosen].float()).mul_(scales.T[:, chosen].float())
+
+
+def _scales_and_zeros(packed: PackedWeight, rows: int, size: int, columns: int, words: int) -> tuple[Tensor, Tensor]:
+    """One row for each group of input channels: a scale per output channel, and the zeros in 32-bit words."""
+    groups, why = math.ceil(rows / size), f"one number per group of {size} of {rows} input channels"
+    scales = packed.part(".scales", torch.float16, torch.bfloat16, torch.float32, shape=(groups, columns), why=why)
+    packed.not_negative(".scales", scales)
+    return scales, packed.part(".qzeros", torch.int32, shape=(groups, words), why=why)
 
 
 def awq(settings: Settings) -> Packing:
@@ -83,11 +88,7 @@ def awq(settings: Settings) -> Packing:
     def dequantise(packed: PackedWeight) -> Tensor:
         words = packed.matrix(".qweight", torch.int32)
         rows, size = words.shape[0], words.shape[0] if group == -1 else group
-        groups, why = math.ceil(rows / size), f"one number per group of {size} of {rows} input channels"
-        zeros = packed.part(".qzeros", torch.int32, shape=(groups, words.shape[1]), why=why)
-        columns = words.shape[1] * 8
-        scales = packed.part(".scales", torch.float16, torch.bfloat16, torch.float32, shape=(groups, columns), why=why)
-        packed.not_negative(".scales", scales)
+        scales, zeros = _scales_and_zeros(packed, rows, size, words.shape[1] * 8, words.shape[1])
         codes = _awq_codes(words).T.float().contiguous()
         return scale_blocks(codes, scales.T.float(), (1, size), _awq_codes(zeros).T.float())
 

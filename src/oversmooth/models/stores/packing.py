@@ -129,6 +129,15 @@ class Settings:
             raise self.unreadable(key, value, "a positive number, or -1 for whole rows")
         return value
 
+    def block(self, key: str) -> tuple[int, int] | None:
+        """Rows and columns that share a scale; `None` where the key is absent."""
+        value = self._fields.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != 2 or not all(type(size) is int and size > 0 for size in value):
+            raise self.unreadable(key, value, "two positive numbers")
+        return value[0], value[1]
+
     def fields(self, key: str) -> "Settings":
         """The object under a key."""
         value = self._fields.get(key)
@@ -174,11 +183,6 @@ def powers_of_two(exponents: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]
     """E8M0: one byte is an exponent with bias 127; 255 stands for NaN."""
     found = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
     return found.masked_fill(exponents == 255, torch.nan)
-
-
-def in_float32(scale: Tensor) -> Tensor:
-    """A scale as float32, whatever it is stored in; bytes are exponents."""
-    return powers_of_two(scale) if scale.dtype == torch.uint8 else scale.float()
 
 
 def grid(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:

@@ -41,13 +41,10 @@ class QuantisedStore:
         self.names = dict.fromkeys([*plain, *self._packed]).keys()
 
     def read(self, name: str) -> Tensor:
-        if name not in self._packed:
-            return self._plain(name)
-        packing, path = self._packed[name]
-        found = packing.dequantise(PackedWeight(self._where, path, self._store.names, self._store.read))
-        return found.T if self._is_in_out and found.ndim == 2 else found
-
-    def _plain(self, name: str) -> Tensor:
+        if name in self._packed:
+            packing, path = self._packed[name]
+            found = packing.dequantise(PackedWeight(self._where, path, self._store.names, self._store.read))
+            return found.T if self._is_in_out and found.ndim == 2 else found
         found = self._store.read(name)
         if found.dtype.itemsize == 1 and name.endswith("weight"):
             kind = str(found.dtype).removeprefix("torch.")
