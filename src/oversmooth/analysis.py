@@ -4,7 +4,7 @@ target -> inspect                        always: weights only
        -> verify, measure, predict       where the model can be run
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, Unpack
@@ -14,7 +14,8 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from oversmooth.data.batches import Batch, keep_mask
+from oversmooth.data.batches import keep_mask
+from oversmooth.data.held import Data, reusable
 from oversmooth.data.load import RunKeywords, opened
 from oversmooth.data.options import ReadingOptions
 from oversmooth.errors import (
@@ -52,7 +53,7 @@ Stage = Callable[[str], Progress]
 
 def analyze(
     target: Target,
-    data: Iterable[Batch] | str | None = None,
+    data: Data = None,
     *,
     what_ifs: Sequence[str] | None = None,
     solve: int = 2,
@@ -79,7 +80,7 @@ def analyze(
         missing.append(_missing("measurement", error))
         return Analysis(inspection=inspection, command=command, missing=tuple(missing))
     verification = _tried("verification", missing, lambda: verify(model))
-    given = data if data is None or isinstance(data, str) else list(data)  # both parts see the same batches
+    given = reusable(data)  # both parts see the same batches
     noted = missing if given is None else None
     show = _begun(stage, "Measuring, layers of sequences")
     measurement = _tried(
@@ -165,14 +166,14 @@ class LastStates:
 def output_drift(
     target: Target,
     other: Target,
-    data: Iterable[Batch] | str | None = None,
+    data: Data = None,
     **options: Unpack[RunKeywords],
 ) -> OutputDrift:
     """How far the output of `other` is from that of `target`, and how alike different sequences are in each.
 
     Both have to take the same inputs and to be of the same width, as a model and its edit are.
     """
-    given = data if data is None or isinstance(data, str) else list(data)
+    given = reusable(data)
     first, second = (_last_states(each, given, options) for each in (target, other))
     if [state.shape for state in first] != [state.shape for state in second]:
         raise WrongBatch("two models that make features of one shape from the same inputs", "others", "Give an edit.")

@@ -86,7 +86,7 @@ EXAMPLES = {
     ),
     "UnidentifiedWeights": (
         ("f", ["llama", "gemma"], ["a.weight"]),
-        ("fit llama, gemma, which differ in mathematics", "--model-type", "oversmooth architectures"),
+        ("fit llama, gemma, which differ in mathematics", "--model-type", "oversmooth list architectures"),
     ),
     "NotDiscovered": (
         ("m", "it does not run", "Give inputs."),

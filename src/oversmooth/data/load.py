@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from oversmooth.data.batches import Batch
+from oversmooth.data.held import InMemory
 from oversmooth.data.options import DataOptions, Mask, ReadingOptions
 from oversmooth.data.preprocessing import RATE, Geometry, find_extractor, find_preprocessing
 from oversmooth.data.raw import RawData, read_raw, require_there
@@ -28,6 +29,7 @@ from oversmooth.data.tokens import (
     padded,
     random_ids,
     read_ids,
+    tokenizer_name,
 )
 from oversmooth.errors import Conflict, NotSupported, UnreadableData, WrongBatch
 from oversmooth.models.inputs import IMAGE, image_shape, input_kinds, longest_text, vocabulary_size
@@ -70,8 +72,6 @@ def opened(target: Target, options: RunKeywords, data: object = None) -> tuple[O
     how = DataOptions(**reading)
     if data is not None and how.ids is not None:
         raise Conflict(("--data", "--ids") if isinstance(data, str) else ("batches", "ids"))
-    if data is not None and not isinstance(data, str) and how.tokenizer is not None:
-        raise Conflict(("batches", "tokenizer"))
     if isinstance(data, str):
         require_there(data)
     return open_model(target, **load), how
@@ -133,13 +133,15 @@ class LoadedData:
         )
 
 
-def given_batches(batches: Iterable[Batch], mask: Mask | None = None) -> LoadedData:
+def given_batches(batches: Iterable[Batch], how: DataOptions) -> LoadedData:
     """What the caller made, as it is."""
-    return LoadedData(batches, "batches given by the caller", "batches", mask=mask)
+    if how.tokenizer is not None:
+        raise Conflict(("batches", "tokenizer"))
+    return LoadedData(batches, "batches given by the caller", "batches", mask=how.mask)
 
 
 def load_data(
-    data: str | None,
+    data: str | InMemory | None,
     model: nn.Module,
     source: Source,
     config: Mapping[str, Any],
@@ -153,7 +155,9 @@ def load_data(
     """
     kinds = input_kinds(model, config)
     if data is not None and len(kinds) > 1:
-        raise UnreadableData(data, "a model with one kind of input", f"one that takes {' and '.join(kinds)} together")
+        raise UnreadableData(
+            _name_of(data), "a model with one kind of input", f"one that takes {' and '.join(kinds)} together"
+        )
     reader = _Reader(data, model, source, config, reading, once)
     parts = tuple(reader.of_kind(kind) for kind in kinds)
     rows = islice(zip(*(part.rows for part in parts), strict=False), reading.max_samples)
@@ -183,7 +187,7 @@ def _batched(rows: Iterable[tuple[Any, ...]], parts: Sequence[InputRows], size: 
 class _Reader:
     """Everything that decides how one kind of input is made."""
 
-    data: str | None
+    data: str | InMemory | None
     model: nn.Module
     source: Source
     config: Mapping[str, Any]
@@ -202,7 +206,7 @@ class _Reader:
         if self.reading.ids is not None:
             return f"token ids of {self.reading.ids}", "given"
         if self.data is not None:
-            return self.data, "given"
+            return _name_of(self.data), "given"
         if self.drawn is not None:
             return f"token ids drawn at random from the model's own {self.drawn:,}", "random ids"
         return f"built-in samples ({' and '.join(kinds)})", "built-in"
@@ -215,19 +219,26 @@ class _Reader:
             trusted = self.source.trust_remote_code
             tokenizer = given_tokenizer(self.reading.tokenizer, trust_remote_code=trusted)
             self._require_fit(tokenizer)
-            whose = f"the tokenizer of {self.reading.tokenizer}"
+            whose = f"the tokenizer of {tokenizer_name(self.reading.tokenizer)}"
         else:
             tokenizer, reason = self.once("tokenizer", lambda: find_tokenizer(self.source))
             whose = "the model's own tokenizer"
         if tokenizer is None:
             return self._random_ids(length, f"There is no tokenizer beside the model (found {reason})", reason)
         if isinstance(tokenizer, NotationTokenizer):
-            how = f"{tokenizer.notation.name}, in the words of {self.reading.tokenizer or 'the model'}'s vocab.txt"
+            given = self.reading.tokenizer
+            how = f"{tokenizer.notation.name}, in the words of {tokenizer_name(given) if given else 'the model'}'s vocab.txt"
             return self._tokenized(tokenizer, length, tokenizer.notation.samples, how)
         if self.data is None and not self.reading.allow_unknown and (words := _unknown_built_in(tokenizer, length)):
             why = f"The model's tokenizer does not know the built-in texts (for example {', '.join(map(repr, words))})"
             return self._random_ids(length, why, "")
         return self._tokenized(tokenizer, length, sample_texts, whose)
+
+    def _read(self, kind: str) -> RawData:
+        if isinstance(self.data, InMemory):
+            return self.data.read(kind)
+        assert self.data is not None, "asked for where data were given"
+        return read_raw(self.data, kind, per_line=self.reading.per_line and kind == "text")
 
     def _require_fit(self, tokenizer: Any) -> None:
         """Refuses another model's tokenizer that makes ids which this model does not have."""
@@ -238,9 +249,7 @@ class _Reader:
             raise WrongBatch(f"a tokenizer with ids below {known:,}", f"one with ids up to {max(ids):,}", advice)
 
     def _tokenized(self, tokenizer: Any, length: int, samples: Callable[[], Sequence[str]], how: str) -> InputRows:
-        texts = (
-            built_in(samples()) if self.data is None else read_raw(self.data, "text", per_line=self.reading.per_line)
-        )
+        texts = built_in(samples()) if self.data is None else self._read("text")
         rows = TextRows(texts, tokenizer, length, self.reading.allow_unknown)
         return InputRows(rows, rows.collate, f"{how}, windows of at most {length} tokens", texts=rows, given=texts)
 
@@ -262,7 +271,7 @@ class _Reader:
         if self.data is None:
             pictures = built_in_pictures(steps.geometry, self.reading.seed)
         else:
-            given = read_raw(self.data, "image", per_line=False)
+            given = self._read("image")
             pictures = given.items
         _, height, width = image_shape(self.model, self.config)
         takes = inspect.signature(self.model.forward).parameters
@@ -283,6 +292,10 @@ class _Reader:
         extract, statement = find_extractor(self.model, self.source, self.config)
         sounds = sample_sounds(SAMPLE_COUNT, RATE * SOUND_SECONDS, self.reading.seed)
         return InputRows(sounds, extract, statement)
+
+
+def _name_of(data: str | InMemory) -> str:
+    return data.description if isinstance(data, InMemory) else data
 
 
 def _unknown_built_in(tokenizer: Any, length: int) -> list[str]:

@@ -26,7 +26,7 @@ class ReadingOptions(TypedDict, total=False):
     seed: int
     per_line: bool
     ids: str | None
-    tokenizer: str | None
+    tokenizer: Any
     allow_unknown: bool
     mean: Sequence[float] | float | None
     std: Sequence[float] | float | None
@@ -51,8 +51,8 @@ class DataOptions:
     """Whether each line of a text file is a text of its own; otherwise paragraphs are."""
     ids: str | None = None
     """A file of token ids, in place of text: one sequence per line, `.jsonl`, or `.npy`."""
-    tokenizer: str | None = None
-    """A folder or hub id whose tokenizer is used in place of the model's own."""
+    tokenizer: Any = None
+    """A tokenizer of transformers, or a folder or hub id that holds one, used in place of the model's own."""
     allow_unknown: bool = False
     """Whether to go on where the tokenizer does not know more than a fifth of the text."""
     mean: Sequence[float] | float | None = None

@@ -276,7 +276,8 @@ def require_there(data: str) -> None:
     if exists and not is_usable:
         raise UnreadableData(data, "a file, a folder or a dataset name", "a device, pipe or socket")
     if not exists and _looks_like_a_path(data):
-        raise UnreadableData(data, "a file or a folder", f"none of that name{near_names(path)}")
+        hint = " (a text itself goes into a list: [text])" if " " in data else ""
+        raise UnreadableData(data, "a file or a folder", f"none of that name{near_names(path)}{hint}")
 
 
 def _looks_like_a_path(data: str) -> bool:
@@ -361,21 +362,21 @@ def _table(data: str, path: Path, kind: str) -> RawData:
     ending = path.suffix.lower()
     expected = f"a {ending} table"
     if TABLES[ending] == "json":
-        return _of_rows(data, expected, (row for _, row in json_rows(data, path)), kind)
+        return of_rows(data, expected, (row for _, row in json_rows(data, path)), kind)
     rows = load_rows(data, expected, TABLES[ending], data_files=str(path), split="train", streaming=True)
-    return _of_rows(data, expected, rows, kind)
+    return of_rows(data, expected, rows, kind)
 
 
 def _dataset(data: str, kind: str) -> RawData:
     name, split = name_and_split(data)
     expected = "a file, a folder or a dataset name (NAME or NAME:SPLIT)"
-    return _of_rows(data, expected, load_hub_rows(data, expected, name, split=split, streaming=True), kind)
+    return of_rows(data, expected, load_hub_rows(data, expected, name, split=split, streaming=True), kind)
 
 
-def _of_rows(data: str, expected: str, rows: Any, kind: str) -> RawData:
+def of_rows(data: str, expected: str, rows: Any, kind: str) -> RawData:
     """Rows with one column, the first that holds what the model takes."""
     try:
-        if getattr(rows, "features", None):
+        if getattr(rows, "features", None) and hasattr(rows, "decode"):
             rows = rows.decode(False)  # pictures are unpacked here, with our limits
         iterator = iter(rows)
         preview = list(islice(iterator, ROWS_TO_LOOK_AT))

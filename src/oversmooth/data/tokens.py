@@ -187,8 +187,17 @@ def tokenizer_at(place: str, origin: Mapping[str, Any], *, trust_remote_code: bo
     return (notation, "") if found is None and notation is not None else (found, reason)
 
 
-def given_tokenizer(place: str, *, trust_remote_code: bool) -> Any:
-    """The tokenizer that the user names; refused where there is none."""
+def tokenizer_name(given: Any) -> str:
+    """Where a tokenizer that was given comes from, in words."""
+    return given if isinstance(given, str) else str(getattr(given, "name_or_path", "") or type(given).__name__)
+
+
+def given_tokenizer(place: Any, *, trust_remote_code: bool) -> Any:
+    """The tokenizer that the user names or gives; refused where there is none."""
+    if not isinstance(place, str | Path):
+        if not callable(place) or not hasattr(place, "get_vocab"):
+            raise BadValue("tokenizer", place, "a tokenizer of transformers, or a folder or hub id that holds one")
+        return place
     found, reason = tokenizer_at(str(Path(place).expanduser()), {}, trust_remote_code=trust_remote_code)
     if found is None:
         raise BadValue("tokenizer", place, f"a folder or hub id that holds a tokenizer (found {reason})")

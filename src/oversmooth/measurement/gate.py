@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-from oversmooth.data.batches import Batch
+from oversmooth.data.held import Data
 from oversmooth.data.load import RunKeywords
 from oversmooth.environment.files import json_object, read_text_file
 from oversmooth.errors import BadValue, BrokenFile, MissingValue, NotSupported, OtherModel, PartialReading, UnknownName
@@ -123,7 +123,7 @@ COMPARED = ("cosine", "effective_rank_share")
 
 def gate(
     target: Target,
-    data: Iterable[Batch] | str | None = None,
+    data: Data = None,
     *,
     rules: Mapping[str, object] | None = None,
     against: str | Path | Analysis | Measurement | None = None,

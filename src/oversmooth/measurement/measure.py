@@ -7,7 +7,7 @@ from typing import Unpack
 
 import torch
 
-from oversmooth.data.batches import Batch
+from oversmooth.data.held import Data
 from oversmooth.data.load import LoadedData, RunKeywords, opened
 from oversmooth.errors import UnknownName
 from oversmooth.measurement.metrics import DEFAULT_METRICS, Choice
@@ -25,7 +25,7 @@ AT = {"stream": (*STREAM, *NORMS), "norms": NORMS, "branches": BRANCHES, "all": 
 
 def measure(
     target: Target,
-    data: Iterable[Batch] | str | None = None,
+    data: Data = None,
     *,
     metrics: Choice | Iterable[Choice] = DEFAULT_METRICS,
     at: str | Sequence[str] = "stream",

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from oversmooth.data.batches import Batch, hash_inputs, prepare, run_checked, sequences_in
+from oversmooth.data.held import Data, InMemory, held
 from oversmooth.data.load import LoadedData, given_batches, load_data
 from oversmooth.data.options import DataOptions
 from oversmooth.errors import NoData, NotDiscovered, OtherStream, RefusedArchitecture, WrongBatch
@@ -32,27 +33,27 @@ from oversmooth.results import DataFacts, Progress, StreamCheck, guarded
 
 def open_live(
     model: OpenedModel,
-    batches: Iterable[Batch] | str | None,
+    batches: Data,
     verb: str,
     reading: DataOptions,
     task: str | None = None,
 ) -> tuple[LiveModel, LoadedData]:
     """The module that runs, loaded where it is not yet, and its data."""
-    batches = _understood(model.source, batches)  # what is refused is said before anything is loaded
+    batches = _understood(model.source, held(batches, reading.batch_size))  # refused before anything is loaded
     live = model.live(task, verb=verb)
     if is_offloaded(live.model):  # every batch reads all weights once
         reading = replace(reading, batch_size=max(reading.batch_size, SEQUENCES_AT_ONCE))
-    if batches is not None and not isinstance(batches, str):
-        return live, given_batches(batches, reading.mask)
+    if batches is not None and not isinstance(batches, str | InMemory):
+        return live, given_batches(batches, reading)
     return live, load_data(batches, live.model, model.source, live.config, reading, once=model.once)
 
 
-def _understood(source: Source, batches: Iterable[Batch] | str | None) -> Iterable[Batch] | str | None:
+def _understood(source: Source, batches: Data) -> Data:
     """The batches, once the stacks are known; a module whose inputs nobody can make up is watched on the first of them."""
     try:
         source.stacks(bare=False)
     except NotDiscovered:
-        if source.module is None or batches is None or isinstance(batches, str):
+        if source.module is None or batches is None or isinstance(batches, str | InMemory):
             raise
         waiting = iter(batches)
         first = next(waiting, None)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -40,7 +40,15 @@ from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.quantised import QuantisedStore, unpacked
 from oversmooth.models.stores.remote import cached_hub_folder, hub_folder, remote_folder
 from oversmooth.models.stores.safetensors import SafetensorsStore, read_weight_map
-from oversmooth.models.stores.store import LARGEST_JSON, Folder, LocalFolder, ReadLog, TensorStore, read_small
+from oversmooth.models.stores.store import (
+    LARGEST_JSON,
+    Folder,
+    LocalFolder,
+    ReadLog,
+    StateDict,
+    TensorStore,
+    read_small,
+)
 from oversmooth.models.stores.torch_pickle import PickleStore
 from oversmooth.results import Provenance
 
@@ -203,15 +211,17 @@ class OpenedModel:
     def __init__(self, target: "Target", **load: Unpack[LoadKeywords]):
         self.load = LoadOptions(**load)
         self.source = _source(target, self.load)
+        self._kept: dict[str, Any] = {}
+        if (tokenizer := getattr(target, "tokenizer", None)) is not None and not isinstance(target, nn.Module):
+            self._kept["tokenizer"] = (tokenizer, "")  # of a pipeline
         self.alone = RLock()
         """Held by a function while it runs the model: hooks of two runs on one module would see each other's passes."""
         if self.is_own:
             assert self.source.module is not None
             self.alone = _LOCKS.setdefault(self.source.module, self.alone)
-        self._can_change = isinstance(target, nn.Module)
+        self._can_change = isinstance(target, nn.Module | HasModel)
         self._modules: dict[str | None, nn.Module] = {}
         self._hashes: dict[str | None, WeightsHash] = {}
-        self._kept: dict[str, Any] = {}
 
     @property
     def is_own(self) -> bool:
@@ -297,7 +307,14 @@ class OpenedModel:
         return f"{type(self).__name__}({self.source.target!r}, loaded: {loaded or 'nothing'})"
 
 
-Target = str | Path | nn.Module | Source | OpenedModel
+@runtime_checkable
+class HasModel(Protocol):
+    """A pipeline of transformers: a model, and the tokenizer or processor in front of it."""
+
+    model: nn.Module
+
+
+Target = str | Path | nn.Module | Mapping[str, Any] | HasModel | Source | OpenedModel
 """What a user can point at; an opened model is one too."""
 
 
@@ -336,6 +353,10 @@ def _source(target: Target, load: LoadOptions) -> Source:
         source = target
     elif isinstance(target, nn.Module):
         source = _open_module(target)
+    elif isinstance(target, Mapping):
+        source = Source(target="state dict", kind="state dict", config={}, store=StateDict(target))
+    elif isinstance(target, HasModel):
+        source = _open_module(target.model)
     else:
         source = _open_path(str(target), load.base, load.revision)
     config = {**source.config, **load.config()}
@@ -363,10 +384,13 @@ def _no_revision(revision: str, target: str) -> NotSupported:
 
 
 def require_target(target: object) -> None:
-    """Raises for what is neither a place nor a model, such as a state dict."""
-    if not isinstance(target, str | Path | nn.Module | Source | OpenedModel):
-        expected = "a path, a name, a URL, or a live nn.Module (load a state dict into its model first)"
-        raise BadValue("target", target, expected)
+    """Raises for what is neither a place nor a model."""
+    is_state_dict = isinstance(target, Mapping) and all(isinstance(value, Tensor) for value in target.values())
+    is_model = isinstance(target, nn.Module | Source | OpenedModel) or isinstance(
+        getattr(target, "model", None), nn.Module
+    )
+    if not (isinstance(target, str | Path) or is_model or is_state_dict):
+        raise BadValue("target", target, "a path, a name, a URL, an nn.Module, a pipeline or a state dict")
 
 
 def _is_in_out(config: Mapping[str, Any]) -> bool:

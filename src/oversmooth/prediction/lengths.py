@@ -8,7 +8,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from oversmooth.data.batches import Batch, prepare
+from oversmooth.data.batches import prepare
+from oversmooth.data.held import Data
 from oversmooth.data.load import LoadedData, RunKeywords, opened
 from oversmooth.errors import BadValue, NotSupported, WrongBatch
 from oversmooth.measurement.measure import measure
@@ -27,7 +28,7 @@ SOLVED = 2
 
 def measure_lengths(
     target: Target,
-    data: Iterable[Batch] | str | None = None,
+    data: Data = None,
     *,
     lengths: Sequence[int] = LENGTHS,
     predicts: bool = False,

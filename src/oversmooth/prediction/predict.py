@@ -4,7 +4,7 @@ At that moment its attention maps, the stream before and the stream after are th
 and they are let go. The cost in memory is that of one layer's attention for one sequence, beside the forward pass.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from oversmooth.data.batches import Batch, keep_mask
+from oversmooth.data.batches import keep_mask
+from oversmooth.data.held import Data
 from oversmooth.data.load import RunKeywords, opened
 from oversmooth.environment.versions import one_thread
 from oversmooth.errors import BadValue, UnknownName
@@ -175,7 +176,7 @@ SOLVED = 4
 
 def predict(
     target: Target,
-    data: Iterable[Batch] | str | None = None,
+    data: Data = None,
     *,
     what_ifs: Sequence[str] = (),
     solve_what_ifs: bool = True,

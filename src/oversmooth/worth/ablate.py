@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
-from oversmooth.data.batches import Batch, run_checked
+from oversmooth.data.batches import run_checked
+from oversmooth.data.held import Data, reusable
 from oversmooth.data.load import LoadedData, RunKeywords, opened
 from oversmooth.data.options import DataOptions
 from oversmooth.errors import CannotControl, NotSupported, OversmoothError, UnknownName
@@ -40,7 +41,7 @@ Key = tuple[str, int, str]
 
 def ablate(
     target: Target,
-    data: Iterable[Batch] | str | None = None,
+    data: Data = None,
     *,
     task: str | None = None,
     parts: Sequence[str] = PARTS,
@@ -59,7 +60,7 @@ def ablate(
     for part in parts:
         if part not in PARTS:
             raise UnknownName("part", part, PARTS)
-    given = data if data is None or isinstance(data, str) else list(data)
+    given = reusable(data)
     model, how = opened(target, options, given)
     with model.alone:
         live, loaded, task = open_judged(model, given, task, "ablate", how)

@@ -1,7 +1,7 @@
 """`edit_curve`: what a change of the value maps does to features and to the loss, over its strength; is it worth it?"""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Unpack
@@ -11,7 +11,7 @@ from torch import Tensor
 from oversmooth.control.edit import Change, changed_tensors, changed_weights, form_of, partly, require_possible
 from oversmooth.control.projection import moved
 from oversmooth.control.selection import Chosen, Layers, choose, require_ordinary
-from oversmooth.data.batches import Batch
+from oversmooth.data.held import Data, reusable
 from oversmooth.data.load import RunKeywords, opened
 from oversmooth.errors import BadValue, NotSupported
 from oversmooth.measurement.measure import measure
@@ -32,7 +32,7 @@ LEAST_MOVE = 0.01
 
 def edit_curve(
     target: Target,
-    data: Iterable[Batch] | str | None = None,
+    data: Data = None,
     *,
     strengths: Sequence[float] = STRENGTHS,
     interval: tuple[float, float] | None = None,
@@ -62,7 +62,7 @@ def edit_curve(
         raise BadValue("strengths", tuple(strengths), "at least one")
     if max_loss_increase < 0:
         raise BadValue("max_loss_increase", max_loss_increase, "at least 0")
-    given = data if data is None or isinstance(data, str) else list(data)
+    given = reusable(data)
     model, how = opened(target, options, given)
     with model.alone:
         live, loaded, task = open_judged(model, given, task, "edit", how)

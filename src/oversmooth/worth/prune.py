@@ -26,7 +26,7 @@ from oversmooth.control.edit import (
 )
 from oversmooth.control.readback import StatedLoss, original_changed, require_read_back
 from oversmooth.control.selection import choose
-from oversmooth.data.batches import Batch
+from oversmooth.data.held import Data, reusable
 from oversmooth.data.load import RunKeywords, opened
 from oversmooth.data.options import DataOptions
 from oversmooth.environment.files import folder_whole, require_free
@@ -56,7 +56,7 @@ MANIFEST = "pruning.json"
 def prune(
     target: str | Path | OpenedModel,
     out: str | Path,
-    data: Iterable[Batch] | str | None = None,
+    data: Data = None,
     *,
     blocks: str | Sequence[int] | None = None,
     budget: float | None = None,
@@ -75,7 +75,7 @@ def prune(
     choice = _Choice(blocks=blocks, budget=budget, by=by, max_loss_increase=max_loss_increase)
     require_free(Path(out))
     checkpoint = local_checkpoint(target, "prune")
-    given = data if data is None or isinstance(data, str) else list(data)
+    given = reusable(data)
     is_open = isinstance(target, OpenedModel) and target.source.place == str(checkpoint.folder)
     model, how = opened(target if is_open else checkpoint.target, options, given)
     source = model.source

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oversmooth.data.batches import Batch, prepare, run_checked
+from oversmooth.data.held import Data, reusable
 from oversmooth.data.load import LoadedData, RunKeywords, opened
 from oversmooth.data.options import DataOptions
 from oversmooth.data.raw import class_number
@@ -126,7 +127,7 @@ MASKED_SHARE = 0.15
 
 def task_loss(
     target: Target,
-    data: Iterable[Batch] | str | None = None,
+    data: Data = None,
     *,
     task: str | None = None,
     original: Target | None = None,
@@ -140,7 +141,7 @@ def task_loss(
     from folders, from the column `label` of a table, or from `labels` in batches. Data and other keywords are those of
     `measure`.
     """
-    given = data if data is None or isinstance(data, str) else list(data)
+    given = reusable(data)
     model, how = opened(target, options, given)
     with model.alone:
         judge, seen, live, loaded, task = _judged(model, given, task, how, progress)

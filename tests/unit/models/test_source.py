@@ -239,7 +239,7 @@ def test_names_that_fit_several_families_are_refused_with_all_of_them(case, cand
     path = bare(case, tmp_path)
     with pytest.raises(UnidentifiedWeights) as caught:
         osm.inspect(path)
-    for part in (*candidates, "which differ in mathematics", "--model-type", "oversmooth architectures"):
+    for part in (*candidates, "which differ in mathematics", "--model-type", "oversmooth list architectures"):
         assert part in message(caught)
 
 

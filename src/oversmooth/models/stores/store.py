@@ -1,7 +1,7 @@
 """`TensorStore`, `ReadLog` and the folders and files that stores read from."""
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -27,6 +27,20 @@ class TensorStore(Protocol):
 
     def files(self) -> tuple[FileFacts, ...]:
         """The files opened so far."""
+
+
+class StateDict:
+    """Tensors by name, as `model.state_dict()` gives them."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        self._tensors = tensors
+        self.names = tensors.keys()
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name].detach()
+
+    def files(self) -> tuple[FileFacts, ...]:
+        return ()
 
 
 class ReadLog:
