@@ -244,10 +244,11 @@ def test_a_large_value_is_shown_by_its_kind_or_its_ends(value, words):
     assert len(text) < 1500
 
 
-def test_a_state_dict_is_no_target():
-    with pytest.raises(BadValue, match="load a state dict into its model first") as caught:
-        require_target({f"layer.{number}.weight": torch.zeros(30, 30) for number in range(300)})
+def test_what_is_no_target_is_refused_in_few_words():
+    with pytest.raises(BadValue, match="a pipeline or a state dict") as caught:
+        require_target({f"layer.{number}.weight": number for number in range(300)})
     assert len(str(caught.value)) < 300
+
 
 
 def test_a_silent_error_of_another_library_goes_by_its_name():
