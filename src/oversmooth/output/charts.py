@@ -65,7 +65,7 @@ SIZE, LINE = 13, 17
 """Of the letters, and from one line to the next."""
 LEVELS = 12
 """Steps of a colour in a heat map."""
-ROOM = 0.34
+ROOM = 0.4
 """Share of the width that names at line ends may take; longer ones stand below."""
 
 _WIDE, _NARROW, _THIN = set("mMW@%—"), set('frt()[]{}-/\\ "*'), set("iljI|.,:;'!`")
@@ -221,6 +221,8 @@ class HeatMap:
     high: float
     middle: float | None = None
     """Where colours part; `None` for one colour from `low` to `high`."""
+    ink_below: bool = False
+    """Whether the colours change sides."""
     row_title: str = ""
     column_title: str = ""
     unit: str = ""
@@ -270,6 +272,8 @@ class Gauge:
     untrained: float | None = None
     limit: float | None = None
     start_name: str = "input"
+    end: str = "1"
+    """What stands at the end of the scale."""
     caption: str = ""
 
 
@@ -340,7 +344,8 @@ def _n(value: float) -> str:
     return text[:-2] if text.endswith(".0") else text
 
 
-def _text(x: float, y: float, text: str, classes: str = "f-soft", size: int = 0) -> str:
+def lettering(x: float, y: float, text: str, classes: str = "f-soft", size: int = 0) -> str:
+    """A line of text; names in it come from files, and are escaped."""
     sized = f' style="font-size:{size}px"' if size else ""
     return f'<text x="{_n(x)}" y="{_n(y)}" class="{classes}"{sized}>{escape(text)}</text>'
 
@@ -386,9 +391,9 @@ class _Entry:
         bold = " b" if self.is_bold else ""
         ink = "f-ink" if self.is_bold else "f-soft"
         end = f"{self.name} {self.value}".strip() if right is None else self.name
-        words = _text(x + 24, y, end, ink + bold)
+        words = lettering(x + 24, y, end, ink + bold)
         if right is not None and self.value:
-            words += _text(right, y, self.value, f"{ink} e{bold}")
+            words += lettering(right, y, self.value, f"{ink} e{bold}")
         return self._symbol(x, y - 4.5) + words
 
     def _symbol(self, x: float, y: float) -> str:
@@ -467,7 +472,7 @@ def _below(entries: Sequence[_Entry], left: float, right: float, top: float) -> 
         )
         for line in others:
             y += LINE
-            parts.append(_text(x + 24, y, line, "f-soft"))
+            parts.append(lettering(x + 24, y, line, "f-soft"))
         x = x + entry.width + 18 if not others else right
     return "".join(parts), (y - top + 6 if entries else 0.0)
 
@@ -489,7 +494,7 @@ def _marks(mark: Mark, x_of: _Scale, y_of: _Scale, step: float) -> str:
             for x, y, title in zip(mark.x, mark.y, titles, strict=True)
         ]
         named = zip(mark.x, mark.y, mark.labels, strict=False)
-        return "".join(dots + [_text(x_of(x), y_of(y) - 8, label, "f-soft c") for x, y, label in named])
+        return "".join(dots + [lettering(x_of(x), y_of(y) - 8, label, "f-soft c") for x, y, label in named])
     known = [(x_of(x), None if y is None else y_of(y)) for x, y in zip(mark.x, mark.y, strict=True)]
     path, is_down = "", False
     for x, y in known:
@@ -549,7 +554,7 @@ def _chart(chart: Chart, width: float) -> tuple[str, float]:
     for panel in chart.panels:
         for line in wrapped(panel.title, width - 4, bold=True) if panel.title else ():
             top += LINE
-            parts.append(_text(0, top - 4, line, "f-ink b"))
+            parts.append(lettering(0, top - 4, line, "f-ink b"))
         top += 10
         first = first or top
         y_of = _Scale(panel.y.low, panel.y.high, top + panel.height, top)
@@ -569,8 +574,8 @@ def _chart(chart: Chart, width: float) -> tuple[str, float]:
             below = height
     under = bottom + 17
     shown = thinned([(x_of(value), text) for value, text in chart.x.ticks])
-    parts += [_text(_kept(x, text, width), under, text, "f-soft c") for x, text in shown]
-    parts.append(_text((left + right) / 2, under + LINE, chart.x.title, "f-soft c") if chart.x.title else "")
+    parts += [lettering(_kept(x, text, width), under, text, "f-soft c") for x, text in shown]
+    parts.append(lettering((left + right) / 2, under + LINE, chart.x.title, "f-soft c") if chart.x.title else "")
     end = under + (LINE if chart.x.title else 0) + 6 + (0 if is_beside else below)
     return "".join(parts) + _hits(chart.notes, x_of, left, right, first, bottom), end
 
@@ -587,14 +592,19 @@ def _spacing(axis: Axis) -> float:
 
 
 def _frame(panel: Panel, y_of: _Scale, left: float, right: float, zones: Sequence[str]) -> str:
-    parts = []
-    for value, text in panel.y.ticks:
-        y = y_of(value)
+    parts: list[str] = []
+    written: list[float] = []
+    for value, text in sorted(
+        panel.y.ticks, key=lambda tick: tick[0] not in (panel.y.ticks[0][0], panel.y.ticks[-1][0])
+    ):
+        y = y_of(value)  # both ends first: a label between them that has no room is left out
         is_zero = value == 0 and panel.y.low < 0
         parts.append(_rule(left, y, right, y, "soft" if is_zero else "line"))
-        parts.append(_text(left - 7, y + 4.5, text, "f-soft e"))
+        if all(abs(y - other) >= SIZE for other in written):
+            parts.append(lettering(left - 7, y + 4.5, text, "f-soft e"))
+            written.append(y)
     for low, high, name in panel.y.zones if zones else ():
-        parts.append(_text(0, y_of((low + high) / 2) + 4.5, name))
+        parts.append(lettering(0, y_of((low + high) / 2) + 4.5, name))
     return "".join(parts)
 
 
@@ -602,6 +612,8 @@ def _hits(
     notes: Sequence[tuple[float, str]], x_of: _Scale, left: float, right: float, top: float, bottom: float
 ) -> str:
     """Stretches that can be pointed at, each with what it says."""
+    if not notes:
+        return ""
     middles = [(x_of(a) + x_of(b)) / 2 for (a, _), (b, _) in pairwise(notes)]
     edges = [left, *middles, right]
     return "".join(
@@ -618,11 +630,11 @@ def _heat_map(heat: HeatMap, width: float) -> tuple[str, float]:
     parts, top = [], 0.0
     for line in wrapped(heat.title, width - 4, bold=True) if heat.title else ():
         top += LINE
-        parts.append(_text(0, top - 4, line, "f-ink b"))
+        parts.append(lettering(0, top - 4, line, "f-ink b"))
     scale, height_of_scale = _scale_of(heat, width, top + 6)
     top += height_of_scale + 12
     if heat.row_title:
-        parts.append(_text(0, top + 8, heat.row_title))
+        parts.append(lettering(0, top + 8, heat.row_title))
         top += LINE
     left = max((text_width(name) for name in heat.rows), default=0) + 8
     cell = max(3.0, min(24.0, 430 / max(rows, 1)))
@@ -634,13 +646,13 @@ def _heat_map(heat: HeatMap, width: float) -> tuple[str, float]:
     every = max(1, math.ceil(LINE / cell))
     steps = next((k for k in (1, 2, 5, 10, 20, 50, 100, 500) if k >= every), every)
     names = [(k, name) for k, name in enumerate(heat.rows) if k % steps == 0]
-    parts += [_text(left - 6, top + (k + 0.5) * cell + 4.5, name, "f-soft e") for k, name in names]
+    parts += [lettering(left - 6, top + (k + 0.5) * cell + 4.5, name, "f-soft e") for k, name in names]
     under = bottom + 16
     shown = thinned([(x_of(k + 0.5), name) for k, name in enumerate(heat.columns)])
-    parts += [_text(_kept(x, name, width), under, name, "f-soft c") for x, name in shown]
+    parts += [lettering(_kept(x, name, width), under, name, "f-soft c") for x, name in shown]
     if heat.column_title:
         under += LINE
-        parts.append(_text((left + right) / 2, under, heat.column_title, "f-soft c"))
+        parts.append(lettering((left + right) / 2, under, heat.column_title, "f-soft c"))
     area = f'data-area="{_n(left)},{_n(top)},{_n(right)},{_n(bottom)}"'
     return f"<g {area}>{scale}{''.join(parts)}</g>", under + 7
 
@@ -667,7 +679,7 @@ def shade(heat: HeatMap, value: float) -> tuple[int, str]:
     middle = heat.low if heat.middle is None else heat.middle
     reach = (heat.high - middle if value >= middle else middle - heat.low) or 1.0
     level = round(LEVELS * min(abs(value - middle) / reach, 1.0))
-    return level, "ink" if value >= middle else "apart"
+    return level, "ink" if (value >= middle) != heat.ink_below else "apart"
 
 
 def _scale_of(heat: HeatMap, width: float, top: float) -> tuple[str, float]:
@@ -675,25 +687,26 @@ def _scale_of(heat: HeatMap, width: float, top: float) -> tuple[str, float]:
     middle = heat.low if heat.middle is None else heat.middle
     low, high = (f"{heat.low:.2g}", f"{heat.high:.2g}")
     x = text_width(low) + 6
-    boxes, sides = [], [(heat.low, middle, "apart"), (middle, heat.high, "ink")]
-    for start, end, tone in sides:
+    boxes, sides = [], [(heat.low, middle, False), (middle, heat.high, True)]
+    for start, end, is_above in sides:
+        tone = "ink" if is_above != heat.ink_below else "apart"
         for k in range(LEVELS // 2) if end > start else ():
             share = (k + 0.5) / (LEVELS // 2)
-            strength = 1 - share if tone == "apart" else share
+            strength = share if is_above else 1 - share
             boxes.append(
                 f'<rect x="{_n(x)}" y="{_n(top)}" width="9" height="11" class="f-{tone}" fill-opacity="{strength:.2f}"/>'
             )
             x += 9
     words = wrapped(f"{high}   {heat.unit}".rstrip(), width - x - 8)
-    lines = [_text(x + 6, top + 10 + k * LINE, line) for k, line in enumerate(words)]
-    return _text(0, top + 10, low) + "".join(boxes + lines), LINE * len(words)
+    lines = [lettering(x + 6, top + 10 + k * LINE, line) for k, line in enumerate(words)]
+    return lettering(0, top + 10, low) + "".join(boxes + lines), LINE * len(words)
 
 
 def _intervals(figure: Intervals, width: float) -> tuple[str, float]:
     parts, top = [], 0.0
     for line in wrapped(figure.title, width - 4, bold=True) if figure.title else ():
         top += LINE
-        parts.append(_text(0, top - 4, line, "f-ink b"))
+        parts.append(lettering(0, top - 4, line, "f-ink b"))
     said = max((text_width(row.said) for row in figure.rows), default=0)
     right = width - said - 16 if said else width - 8
     x_of, first = _Scale(figure.x.low, figure.x.high, 8, right), top + 4
@@ -701,18 +714,18 @@ def _intervals(figure: Intervals, width: float) -> tuple[str, float]:
     for row in figure.rows:
         for line in wrapped(row.name, right - 8):
             top += LINE
-            halo = _text(8, top, line, "s-paper halo").replace('class="', 'aria-hidden="true" class="')
-            rows.append(halo + _text(8, top, line, "f-ink"))
+            halo = lettering(8, top, line, "s-paper halo").replace('class="', 'aria-hidden="true" class="')
+            rows.append(halo + lettering(8, top, line, "f-ink"))
         top += 15
         rows.append(_interval(row, x_of, top, is_bar=figure.is_bars))
-        rows.append(_text(width - 2, top + 4.5, row.said, "f-soft e") if row.said else "")
+        rows.append(lettering(width - 2, top + 4.5, row.said, "f-soft e") if row.said else "")
         top += 13
     for value, _ in figure.x.ticks:
         parts.append(_rule(x_of(value), first, x_of(value), top, "soft" if value == 0 else "line"))
     shown = thinned([(x_of(value), text) for value, text in figure.x.ticks])
-    parts += rows + [_text(_kept(x, text, width), top + 16, text, "f-soft c") for x, text in shown]
+    parts += rows + [lettering(_kept(x, text, width), top + 16, text, "f-soft c") for x, text in shown]
     if figure.x.title:
-        parts.append(_text((8 + right) / 2, top + 16 + LINE, figure.x.title, "f-soft c"))
+        parts.append(lettering((8 + right) / 2, top + 16 + LINE, figure.x.title, "f-soft c"))
     return "".join(parts), top + 24 + (LINE if figure.x.title else 0)
 
 
@@ -730,7 +743,7 @@ def _gauge(gauge: Gauge, width: float) -> tuple[str, float]:
     parts, top = [], 0.0
     for line in wrapped(gauge.title, width - 4, bold=True) if gauge.title else ():
         top += LINE
-        parts.append(_text(0, top - 4, line, "f-ink b"))
+        parts.append(lettering(0, top - 4, line, "f-ink b"))
     x_of, y = _Scale(0.0, 1.0, 9, width - 9), top + 37
     parts.append(f'<rect x="1" y="{_n(y - 7)}" width="{_n(width - 2)}" height="14" rx="7" class="f-panel"/>')
     ends = [*(start for start, _ in gauge.bands[1:]), 1.0]
@@ -756,7 +769,7 @@ def _gauge(gauge: Gauge, width: float) -> tuple[str, float]:
     half, words = text_width(value, 19, bold=True) / 2, text_width(gauge.said, 15) + 6
     x = min(max(at[1] - half, 0), width - 2 * half - words)
     said = f'<tspan class="f-soft" style="font-size:15px;font-weight:400" dx="7">{escape(gauge.said)}</tspan>'
-    parts.append(_text(x, y - 19, value, "f-ink b", 19).replace("</text>", f"{said}</text>"))
+    parts.append(lettering(x, y - 19, value, "f-ink b", 19).replace("</text>", f"{said}</text>"))
     parts.append(_bands(gauge, x_of, y + 22, width))
     legend, height = _below(list(_gauge_entries(gauge)), 0, width, y + 32)
     return "".join(parts) + legend, y + 32 + height
@@ -781,10 +794,10 @@ def _bands(gauge: Gauge, x_of: _Scale, y: float, width: float) -> str:
     parts, (start, name) = [], gauge.bands[-1]
     last = f"{start:g} {name}"
     is_cut = x_of(start) + text_width(last) + 24 > width
-    parts.append(_text(width - 1, y, last, "f-ink e") if is_cut else _text(x_of(start), y, last, "f-ink"))
+    parts.append(lettering(width - 1, y, last, "f-ink e") if is_cut else lettering(x_of(start), y, last, "f-ink"))
     for start, name in gauge.bands[:-1]:
-        parts.append(_text(x_of(start) if start else 0, y, f"{start:g} {name}", "f-ink"))
-    return "".join(parts) + ("" if is_cut else _text(width - 1, y, "1", "f-soft e"))
+        parts.append(lettering(x_of(start) if start else 0, y, f"{start:g} {name}", "f-ink"))
+    return "".join(parts) + ("" if is_cut else lettering(width - 1, y, gauge.end, "f-soft e"))
 
 
 def _gauge_entries(gauge: Gauge) -> Iterator[_Entry]:

@@ -1,0 +1,235 @@
+"""The first screen of a report: one `Answer` as gauge, headings, chart, and as a picture to share."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+
+from oversmooth.output.blocks import Brief, Card
+from oversmooth.output.charts import (
+    PARTS,
+    Axis,
+    Chart,
+    Columns,
+    Fan,
+    Gauge,
+    Line,
+    Mark,
+    Panel,
+    drawn,
+    extent,
+    lettering,
+    numbers,
+    picture,
+    places,
+    text_width,
+    wrapped,
+)
+from oversmooth.results.answer import Answer, CurvePoint, Told
+from oversmooth.results.base import signed
+
+BANDS = ((0.0, "distinct"), (0.5, "crowded"), (0.9, "collapsed"))
+YARDSTICK = (
+    "The mean cosine is the share of a token's squared length that all tokens of its text have in common, not a share of its "
+    "content. From 0.5 on more is shared than a token's own; from 0.9 on less than a tenth is its own. For scale: twelve-layer "
+    "models trained on digits ended at 0.00 (made to sharpen), 0.51 (as usual) and 0.98 (made to smooth)."
+)
+COSINE = Axis(
+    low=0.0,
+    high=1.0,
+    ticks=((0.0, "0"), (0.5, "0.5"), (0.9, "0.9"), (1.0, "1")),
+    zones=((0.0, 0.5, "distinct"), (0.5, 0.9, "crowded"), (0.9, 1.0, "collapsed")),
+)
+"""Always from 0 to 1, so that two charts can be compared; lower where pairs are."""
+
+
+def card_of(answer: Answer) -> Card:
+    """The card of one stack."""
+    return Card(
+        gauges=(gauge_of(answer),),
+        told=told_of(answer),
+        chart=chart_of(answer),
+        yardstick=YARDSTICK,
+        picture=picture_of(answer),
+    )
+
+
+def brief_of(answer: Answer) -> Brief:
+    """A stack beside the one of the card."""
+    name = answer.stack or answer.model
+    return Brief(
+        name=name, headline=answer.headline, deck=answer.deck, gauge=gauge_of(answer), told=told_of(answer)[:2]
+    )
+
+
+def told_of(answer: Answer) -> tuple[tuple[str, Told], ...]:
+    return (("Where", answer.where), ("Who", answer.who), ("How sure", answer.sure), ("What now", answer.now))
+
+
+def gauge_of(answer: Answer, title: str = "") -> Gauge:
+    """The output between 0 and 1, beside where it came from."""
+    untrained = answer.points[-1].untrained
+    return Gauge(
+        id=f"gauge-{answer.stack}" if answer.stack else "gauge",
+        title=title,
+        alt=f"Gauge from 0 to 1: mean cosine {answer.output:.2f}, {answer.state}; at the input {answer.input:.2f}.",
+        value=answer.output,
+        said=answer.state,
+        bands=BANDS,
+        start=answer.input,
+        interval=answer.interval,
+        before=answer.before_norm,
+        untrained=untrained,
+        limit=answer.limit,
+    )
+
+
+# --- the cosine over depth, and below it what each part adds ---
+
+
+def chart_of(answer: Answer) -> Chart:
+    """Both panels over one axis: the input, every layer, the final norm."""
+    ends = {answer.points[-1].label: "norm"} if answer.points[-1].label == "final norm" else {}
+    labels = [ends.get(point.label, point.label) for point in answer.points]
+    name = f" ({answer.stack})" if answer.stack else ""
+    return Chart(
+        id=f"depth-{answer.stack}" if answer.stack else "depth",
+        alt=(
+            f"Mean cosine{name} from {answer.input:.2f} at the input to {answer.output:.2f} at the output over "
+            f"{sum(point.label.isdigit() for point in answer.points)} layers; below it what each part adds to it."
+        ),
+        x=places(labels, "layer; norm: the final norm" if ends else "layer"),
+        panels=(curve_panel(answer, f"How alike tokens are, layer by layer (mean cosine){name}"), _columns(answer)),
+        notes=tuple((k, _note(answer, k)) for k in range(len(labels))),
+    )
+
+
+def cosine_axis(curves: Sequence[Sequence[CurvePoint]]) -> Axis:
+    """0 to 1, lower where pairs are."""
+    lowest = min((p.quantiles[0] if p.quantiles else p.mean) for points in curves for p in points)
+    return replace(COSINE, low=min(0.0, lowest - 0.01))
+
+
+def curve_panel(answer: Answer, title: str) -> Panel:
+    """The mean as a line, half and 80% of all pairs as a fan, the untrained copy dashed."""
+    points = answer.points
+    x = tuple(float(k) for k in range(len(points)))
+    marks: list[Mark] = fans_of(points)
+    fresh = tuple(point.untrained for point in points)
+    if fresh[-1] is not None:
+        end = f"{fresh[-1]:.2f}"
+        marks.append(Line(name="untrained copy", x=x, y=fresh, tone="null", dash="5 4", width=1.6, value=end))
+    mean = tuple(point.mean for point in points)
+    marks.append(Line(name="mean of all pairs", x=x, y=mean, dots=True, value=f"{mean[-1]:.2f}"))
+    return Panel(title=title, y=cosine_axis([points]), marks=tuple(marks))
+
+
+def fans_of(points: Sequence[CurvePoint], tone: str = "fan", suffix: str = "of all pairs") -> list[Mark]:
+    """Half and 80% of the pairs, where they were sampled at two places or more."""
+    known = [(float(k), point.quantiles) for k, point in enumerate(points) if point.quantiles is not None]
+    if len(known) < 2:
+        return []
+    x = tuple(k for k, _ in known)
+    return [
+        Fan(
+            name=f"{share} {suffix}",
+            x=x,
+            low=tuple(found[low] for _, found in known),
+            high=tuple(found[high] for _, found in known),
+            tone=tone,
+            strength=strength,
+        )
+        for share, low, high, strength in (("80%", 0, 4, 0.34), ("half", 1, 3, 0.5))
+    ]
+
+
+def _columns(answer: Answer) -> Panel:
+    """One column per layer, with the parts that add up to its change; their names are the table of sums."""
+    where = {point.label: float(k) for k, point in enumerate(answer.points)}
+    layers = [layer for layer in answer.layers if layer.label in where]
+    return columns_panel(
+        "What each part adds (up: more alike; down: more distinct)",
+        [where[layer.label] for layer in layers],
+        [dict(layer.parts) for layer in layers],
+        {part.part: part.change for part in answer.parts},
+        answer.output - answer.input,
+    )
+
+
+def columns_panel(
+    title: str, x: Sequence[float], layers: Sequence[dict[str, float]], sums: dict[str, float], total: float
+) -> Panel:
+    parts = tuple(
+        (name, tone, tuple(layer.get(name, 0.0) for layer in layers), signed(sums[name]))
+        for name, tone in PARTS.items()
+        if name in sums
+    )
+    reach = [sum(v for v in layer.values() if (v > 0) == up) for layer in layers for up in (True, False)]
+    low, high = extent(reach, zero=True)
+    if high - low < 0.1:
+        low, high = min(low, -0.05), max(high, 0.05)
+    height = max(130, 18 * (len(parts) + 1))
+    marks = (Columns(x=tuple(x), parts=parts, total=signed(total)),)
+    return Panel(title=title, y=numbers(low, high, count=4, is_change=True), marks=marks, height=height)
+
+
+def _note(answer: Answer, k: int) -> str:
+    """Everything that is known of one place."""
+    point = answer.points[k]
+    place = point.label if k == 0 or point.label == "final norm" else f"layer {point.label}"
+    change = next((layer for layer in answer.layers if layer.label == point.label), None) if k else None
+    lines = [f"{place}: mean cosine {point.mean:.2f}" + (f" ({signed(change.change)})" if change else "")]
+    if change:
+        lines.append(", ".join(f"{part} {signed(value)}" for part, value in change.parts))
+    if point.quantiles:
+        low, quarter, _, three, high = point.quantiles
+        lines.append(f"half of pairs {quarter:.2f} to {three:.2f}, 80% {low:.2f} to {high:.2f}")
+    if point.share_above is not None:
+        lines.append(f"{point.share_above:.0%} of pairs above 0.9")
+    if point.untrained is not None:
+        lines.append(f"untrained copy {point.untrained:.2f}")
+    return "\n".join(lines)
+
+
+# --- the card as a picture ---
+
+WIDTH, HEIGHT, EDGE = 1200, 630, 56
+"""Pixels, as sites that show a link want them."""
+ZOOM = 1.9
+"""Of the chart in the picture."""
+
+
+def picture_of(answer: Answer) -> str:
+    """1200 x 630: name, headline, curve, and who it was."""
+    room = WIDTH - 2 * EDGE
+    sizes = ((52, 2), (44, 2), (36, 3), (28, 4))
+    size, lines = next(
+        (
+            (size, found)
+            for size, most in sizes
+            if len(found := wrapped(answer.headline, room, size, bold=True)) <= most
+        ),
+        (24, wrapped(answer.headline, room, 24, bold=True)[:5]),
+    )
+    name = lettering(EDGE, 74, answer.model, "f-ink b", 25)
+    if text_width(f"{answer.model}  {answer.subject}", 25, bold=True) <= room:
+        subject = f'<tspan class="f-soft" style="font-weight:400" dx="14">{escape(answer.subject)}</tspan>'
+        name = name.replace("</text>", f"{subject}</text>")
+    parts = [name]
+    y = 84.0
+    for line in lines:
+        y += size * 1.14
+        parts.append(lettering(EDGE, y, line, "f-ink b", size))
+    foot = HEIGHT - 40
+    top_of_foot = foot - 34 - 26 * (len(wrapped(answer.who.title, room - 170, 21)) - 1)
+    chart = chart_of(answer)
+    frame = (
+        drawn(replace(chart, panels=(replace(chart.panels[0], title="", height=200),), notes=()), room / ZOOM)[1] - 200
+    )
+    height = int((top_of_foot - y - 24) / ZOOM - frame)
+    panel = replace(chart.panels[0], title="", height=max(height, 60))
+    inside, _ = drawn(replace(chart, panels=(panel,), notes=()), room / ZOOM)
+    parts.append(f'<g transform="translate({EDGE} {y + 16:.0f}) scale({ZOOM})">{inside}</g>')
+    who = wrapped(answer.who.title, room - 170, 21)
+    parts += [lettering(EDGE, foot - 26 * (len(who) - 1 - k), line, "f-soft", 21) for k, line in enumerate(who)]
+    parts.append(lettering(WIDTH - EDGE, foot, "oversmooth", "f-ink b e", 24))
+    return picture("".join(parts), WIDTH, HEIGHT)
