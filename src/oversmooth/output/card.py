@@ -29,9 +29,9 @@ from oversmooth.results.base import signed
 
 BANDS = ((0.0, "distinct"), (0.5, "crowded"), (0.9, "collapsed"))
 YARDSTICK = (
-    "The mean cosine is the share of a token's squared length that all tokens of its text have in common, not a share of its "
-    "content. From 0.5 on more is shared than a token's own; from 0.9 on less than a tenth is its own. For scale: twelve-layer "
-    "models trained on digits ended at 0.00 (made to sharpen), 0.51 (as usual) and 0.98 (made to smooth)."
+    "The mean cosine is the share of a token's squared length that all tokens of its text have in common, not a share of "
+    "its content. From 0.5 on more is shared than a token's own; from 0.9 on less than a tenth is its own. For scale: twelve "
+    "layers trained on digits ended at 0.00 (made to sharpen), 0.51 (as usual) and 0.98 (made to smooth)."
 )
 COSINE = Axis(
     low=0.0,
@@ -113,7 +113,7 @@ def curve_panel(answer: Answer, title: str) -> Panel:
     """The mean as a line, half and 80% of all pairs as a fan, the untrained copy dashed."""
     points = answer.points
     x = tuple(float(k) for k in range(len(points)))
-    marks: list[Mark] = fans_of(points)
+    marks: list[Mark] = [*fans_of(points)]
     fresh = tuple(point.untrained for point in points)
     if fresh[-1] is not None:
         end = f"{fresh[-1]:.2f}"
@@ -123,7 +123,7 @@ def curve_panel(answer: Answer, title: str) -> Panel:
     return Panel(title=title, y=cosine_axis([points]), marks=tuple(marks))
 
 
-def fans_of(points: Sequence[CurvePoint], tone: str = "fan", suffix: str = "of all pairs") -> list[Mark]:
+def fans_of(points: Sequence[CurvePoint]) -> list[Fan]:
     """Half and 80% of the pairs, where they were sampled at two places or more."""
     known = [(float(k), point.quantiles) for k, point in enumerate(points) if point.quantiles is not None]
     if len(known) < 2:
@@ -131,11 +131,10 @@ def fans_of(points: Sequence[CurvePoint], tone: str = "fan", suffix: str = "of a
     x = tuple(k for k, _ in known)
     return [
         Fan(
-            name=f"{share} {suffix}",
+            name=f"{share} of all pairs",
             x=x,
             low=tuple(found[low] for _, found in known),
             high=tuple(found[high] for _, found in known),
-            tone=tone,
             strength=strength,
         )
         for share, low, high, strength in (("80%", 0, 4, 0.34), ("half", 1, 3, 0.5))

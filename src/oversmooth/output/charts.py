@@ -316,20 +316,19 @@ def places(labels: Sequence[str], title: str = "") -> Axis:
 
 
 def thinned(ticks: Sequence[tuple[float, str]], gap: float = 8) -> list[tuple[float, str]]:
-    """Labels at pixels that do not touch: words always, numbers at round steps, others evenly."""
+    """Labels at pixels that do not touch: words always, layers at round numbers, others evenly."""
+    words = {k for k, (_, text) in enumerate(ticks) if not text.lstrip("+-").replace(".", "").isdigit()}
+    words = words if len(words) <= 3 else set()
+    others = [k for k in range(len(ticks)) if k not in words]
+    shift = int(ticks[others[0]][1]) - others[0] if others and ticks[others[0]][1].isdigit() else 0
+    is_counted = all(ticks[k][1] == str(k + shift) for k in others)
     for step in (1, 2, 5, 10, 20, 25, 50, 100, 200, 500, 1000):
-        words = {k for k, (_, text) in enumerate(ticks) if not text.lstrip("-").replace(".", "").isdigit()}
-        words = words if len(words) <= 3 else set()
-        kept = [k for k, (_, text) in enumerate(ticks) if k not in words and _is_round(k, text, step)]
+        kept = [k for k in others if (k + shift if is_counted else k) % step == 0]
         free = [k for k in kept if all(_apart(ticks[k], ticks[word], gap) for word in words)]
         chosen = sorted({*free, *words})
-        if all(_apart(ticks[a], ticks[b], gap) for a, b in pairwise(chosen)) or step == 1000:
+        if all(_apart(ticks[a], ticks[b], gap) for a, b in pairwise(chosen)):
             return [ticks[k] for k in chosen]
-    return []
-
-
-def _is_round(k: int, text: str, step: int) -> bool:
-    return (int(text) if text.isdigit() else k) % step == 0
+    return list(ticks[:1])
 
 
 def _apart(one: tuple[float, str], other: tuple[float, str], gap: float) -> bool:
@@ -588,6 +587,8 @@ def _kept(x: float, text: str, width: float) -> float:
 
 def _spacing(axis: Axis) -> float:
     values = [value for value, _ in axis.ticks]
+    if len(values) < 2:
+        return axis.high - axis.low
     return min((b - a for a, b in pairwise(values)), default=1.0)
 
 

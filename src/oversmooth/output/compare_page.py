@@ -9,7 +9,7 @@ from oversmooth.output.blocks import Block, Card, Page, PageSection, Words, tabl
 from oversmooth.output.card import BANDS, YARDSTICK, columns_panel, cosine_axis, fans_of
 from oversmooth.output.charts import DASHES, Axis, Chart, Gauge, Line, Mark, Panel, extent, numbers, places
 from oversmooth.output.page import answers_of, short_name
-from oversmooth.results import Analysis, PlaceValue, TaskLoss
+from oversmooth.results import Analysis, TaskLoss
 from oversmooth.results.answer import PART_NAMES, Answer, Told
 from oversmooth.results.base import signed
 from oversmooth.results.measurement import OutputDrift
@@ -206,7 +206,7 @@ def _card(names: Sequence[str], analyses: Sequence[Analysis], answers: Sequence[
         ("Where", _where(names, first, other)),
         ("Who", _who(first, other)),
         ("How sure", _sure(first, other)),
-        ("What now", _now(names, [short_name(target) for target in targets], first, other)),
+        ("What now", _now(names, targets, first, other)),
     )
     return Card(gauges=tuple(gauges), told=told, chart=_curves(names, analyses, answers), yardstick=YARDSTICK)
 
@@ -232,8 +232,11 @@ def _curves(names: Sequence[str], analyses: Sequence[Analysis], answers: Sequenc
     shown = ["norm" if label == "final norm" else label for label in labels[0]]
     marks: list[Mark] = []
     for k, answer in enumerate(answers if len(answers) == 2 and is_same else ()):
-        marks += fans_of(answer.points, "fan" if k == 0 else "series-2", f"of pairs, {names[k]}")[:1]
-    marks = [replace(mark, strength=0.3 if k == 0 else 0.16) for k, mark in enumerate(marks)]
+        tone, strength = ("fan", 0.3) if k == 0 else ("series-2", 0.16)
+        marks += [
+            replace(fan, tone=tone, strength=strength, name=f"80% of pairs, {names[k]}")
+            for fan in fans_of(answer.points)[:1]
+        ]
     for k, (name, answer) in enumerate(zip(names, answers, strict=True)):
         means = [point.mean for point in answer.points]
         marks.append(_line(name, means, k, is_same=is_same))
@@ -346,10 +349,7 @@ def compare_page(
             for name, drift in known
         ),
         verdict="Weights compared; nothing was measured.",
-        facts=tuple(
-            (name, f"weights {a.inspection.provenance.weights_sha256[:12]}")
-            for name, a in zip(names, analyses, strict=True)
-        ),
+        facts=(),
         sections=tuple(sections),
     )
     return _with_answers(page, names, analyses, answers) if is_measured else page
@@ -473,8 +473,3 @@ def _weights(names: Sequence[str], analyses: Sequence[Analysis]) -> PageSection:
     return PageSection(
         id="weights", title="Weights", lead="the eigenvalues of each layer", blocks=blocks, is_closed=True
     )
-
-
-def curve_values(analysis: Analysis, metric: str) -> list[PlaceValue]:
-    """One metric over depth, where it has a value."""
-    return [p for p in analysis.measurement.curve(metric) if p.mean is not None] if analysis.measurement else []

@@ -15,7 +15,7 @@ from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oversmooth.environment.files import write_whole
 from oversmooth.environment.markdown import code_text, line_text, plain_text, table_text
@@ -26,11 +26,10 @@ from oversmooth.results import Analysis, Measurement
 from oversmooth.results.answer import Told
 from oversmooth.results.wording import headline
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 # --- A `Page` as one self-contained HTML file ---
 
+SHORT = 28
+"""Letters of a name that fits on one line of a headline."""
 TERMS = {
     "mean cosine": "The cosine of the angle between two tokens of one text, mean over all pairs: 0 unrelated, 1 the same direction.",
     "shared": "Of a token's squared length, once it is one: the part that lies in what all tokens of its text have in common.",
@@ -72,6 +71,7 @@ def render(page: Page) -> str:
         drawn_at=lambda chart, widths: Markup(drawn_at(chart, widths)),
         hover_data=lambda chart: Markup(f' data-heat="{escape(heat, quote=True)}"') if (heat := heat_of(chart)) else "",
         kind_of=_kind_of,
+        unbroken=lambda text: Markup(unbroken(text)),
         terms=lambda text: Markup(with_terms(text, shown)),
         explained=lambda name: Markup(f' title="{escape(TERMS[name], quote=True)}"') if name in TERMS else "",
         data_uri=lambda text: "data:image/svg+xml;base64," + base64.b64encode(text.encode()).decode(),
@@ -111,6 +111,12 @@ def heat_of(chart: Figure) -> str:
 def _kind_of(block: Block) -> str:
     kinds = {Pair: "pair", Table: "table", Items: "items", Words: "words"}
     return kinds.get(type(block), "figure")
+
+
+def unbroken(text: str) -> str:
+    """The text as HTML, names with hyphens on one line."""
+    words = [escape(word) for word in text.split()]
+    return " ".join(f"<span>{word}</span>" if "-" in word and len(word) < SHORT else word for word in words)
 
 
 def with_terms(text: str, shown: set[str]) -> str:
@@ -185,7 +191,7 @@ def _block(block: Block) -> Iterator[str]:
     elif isinstance(block, Words):
         text = line_text(block.text)
         yield f"#### {text}" if block.kind == "heading" else (f"[{block.mark}] " if block.mark else "") + text
-    else:
+    elif isinstance(block, Figure):
         yield f"*{line_text(block.alt)}*"
 
 

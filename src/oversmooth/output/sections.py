@@ -133,19 +133,19 @@ def _growth_chart(stack: str, layers: Sequence[LayerInspection], predicted: Sequ
     x = tuple(float(k) for k in range(len(layers)))
     marks: list[Mark] = []
     if all(spread):
-        low, high = (tuple(found[int(q * (len(found) - 1))] for found in spread) for q in (0.1, 0.9))
-        marks.append(Fan(name="80% of all |1 + λ|", x=x, low=low, high=high))
+        below, above = (tuple(found[int(q * (len(found) - 1))] for found in spread) for q in (0.1, 0.9))
+        marks.append(Fan(name="80% of all |1 + λ|", x=x, low=below, high=above))
     marks.append(Line(name="ρ_dc", x=x, y=tuple(rho_dc), dots=True, value=f"{rho_dc[-1]:.2f}"))
     if any(value is not None for value in rho_ac):
         end = "" if rho_ac[-1] is None else f"{rho_ac[-1]:.2f}"
         marks.append(Line(name="ρ_ac", x=x, y=tuple(rho_ac), tone="apart", dash="7 4", dots=True, value=end))
     lows = [value for mark in marks if isinstance(mark, Fan) for value in mark.low]
     low, high = extent([*rho_dc, *rho_ac, *lows])
-    below = sum(ac is not None and ac < dc for ac, dc in zip(rho_ac, rho_dc, strict=True))
+    smooth = sum(ac is not None and ac < dc for ac, dc in zip(rho_ac, rho_dc, strict=True))
     return Chart(
         id=identifier("growth", stack),
         alt=f"Growth of shared directions in every layer{suffix(stack)}: ρ_dc from {rho_dc[0]:.2f} to {rho_dc[-1]:.2f}.",
-        caption=f"{below} of {len(layers)} layers would smooth if repeated." if any(rho_ac) else "",
+        caption=f"{smooth} of {len(layers)} layers would smooth if repeated." if any(rho_ac) else "",
         x=places([str(layer.layer) for layer in layers], "layer"),
         panels=(
             Panel(title=f"Growth when a layer is repeated{suffix(stack)}", y=numbers(low, high), marks=tuple(marks)),
