@@ -19,9 +19,9 @@ from oversmooth.surveys.table import ABOUT, SurveyTable
 FIRST = 100
 """Models in the table of a page without script."""
 SUMMARY = (
-    "The tendency of a layer is log max |1 + λ| over the eigenvalues λ of its value map, norms multiplied in: above 0, "
-    "attention that looks at all tokens equally would make them more alike; below 0, less. Real attention does not look equally: these "
-    "are facts about weights, not verdicts about models."
+    "The tendency of a layer is log max |1 + λ| over the eigenvalues λ of its value map, norms multiplied in: above "
+    "0, attention that looks at all tokens equally would make them more alike; below 0, less. Real attention does "
+    "not look equally: these are facts about weights, not verdicts about models."
 )
 GRID = 11
 """Points of relative depth at which the tendency of a model is known to the page."""

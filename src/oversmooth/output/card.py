@@ -29,9 +29,10 @@ from oversmooth.results.base import signed
 
 BANDS = ((0.0, "distinct"), (0.5, "crowded"), (0.9, "collapsed"))
 YARDSTICK = (
-    "The mean cosine is the share of a token's squared length that all tokens of its text have in common, not a share of "
-    "its content. From 0.5 on more is shared than a token's own; from 0.9 on less than a tenth is its own. For scale: twelve "
-    "layers trained on digits ended at 0.00 (made to sharpen), 0.51 (as usual) and 0.98 (made to smooth)."
+    "The mean cosine is the share of a token's squared length that all tokens of its text have in common, not a "
+    "share of its content. From 0.5 on more is shared than a token's own; from 0.9 on less than a tenth is its own. "
+    "For scale: twelve layers trained on digits ended at 0.00 (made to sharpen), 0.51 (as usual) and 0.98 (made to "
+    "smooth)."
 )
 COSINE = Axis(
     low=0.0,

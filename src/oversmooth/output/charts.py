@@ -58,8 +58,8 @@ WIDTHS = {"wide": 1120, "mid": 700, "narrow": 340}
 HALF = {"wide": 544, "mid": 700, "narrow": 340}
 """The same for one of two charts beside each other."""
 FONT = (
-    "-apple-system, 'Segoe UI', Roboto, 'Noto Sans', Ubuntu, 'Helvetica Neue', 'Liberation Sans', Arial, 'DejaVu Sans', "
-    "system-ui, sans-serif"
+    "-apple-system, 'Segoe UI', Roboto, 'Noto Sans', Ubuntu, 'Helvetica Neue', 'Liberation Sans', Arial, 'DejaVu "
+    "Sans', system-ui, sans-serif"
 )
 SIZE, LINE = 13, 17
 """Of the letters, and from one line to the next."""

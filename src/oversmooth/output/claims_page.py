@@ -68,8 +68,8 @@ SCALED_DOWN = (
     "the mechanism, not the paper's own numbers; those take the GPU commands that `--scale full` prints."
 )
 SMOKE = (
-    "A smoke check: a few steps of everything, to see that it runs. Nothing has converged, and no verdict on this page says "
-    "anything about the paper."
+    "A smoke check: a few steps of everything, to see that it runs. Nothing has converged, and no verdict on this "
+    "page says anything about the paper."
 )
 RULES = (
     "Training runs that are judged have seeds and folds of their own, and none had been looked at when their rules were "
@@ -90,9 +90,10 @@ SHOWN = ("comparison", "effect", "interval", "margin", "units", "p", "clear_from
 COUNTS = {"primary": "What decides", "beside it": "Beside it: where differences come from, and trends"}
 """Tables of comparisons, by what they count for."""
 WEIGHTS = (
-    "What the weights of everything at hand say; no verdict rests on it. Shares of layers that sharpen or smooth under "
-    "uniform attention, by the dominating eigenvalue of their update; the others tend to neither, as all layers of sharpened "
-    "pre-norm models do, where what tokens share grows in no direction. `oversmooth atlas` shows survey/ layer by layer."
+    "What the weights of everything at hand say; no verdict rests on it. Shares of layers that sharpen or smooth "
+    "under uniform attention, by the dominating eigenvalue of their update; the others tend to neither, as all "
+    "layers of sharpened pre-norm models do, where what tokens share grows in no direction. `oversmooth atlas` shows "
+    "survey/ layer by layer."
 )
 
 

@@ -361,7 +361,8 @@ def _with_answers(page: Page, names: Sequence[str], analyses: Sequence[Analysis]
         card = _card(names, analyses, answers)
     else:
         ends = sorted(zip((a.output for a in answers), names, strict=True))
-        verdict = f"Tokens end most distinct in {ends[0][1]} ({ends[0][0]:.2f}), most alike in {ends[-1][1]} ({ends[-1][0]:.2f})."
+        (low, sharpest), (high, smoothest) = ends[0], ends[-1]
+        verdict = f"Tokens end most distinct in {sharpest} ({low:.2f}), most alike in {smoothest} ({high:.2f})."
         summary = "Mean cosine between tokens of one input, at the output of each model."
         card = Card(gauges=(), chart=_curves(names, analyses, answers), yardstick=YARDSTICK)
     drawn = [n for n, a in zip(names, analyses, strict=True) if a.measurement and a.measurement.data.origin == RANDOM]

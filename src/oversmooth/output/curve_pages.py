@@ -28,8 +28,9 @@ from oversmooth.results.wording import how_much
 
 TITLES = {"cosine": "How alike tokens are (mean cosine)", "hfc_lfc": "HFC/LFC"}
 NOTE = (
-    "change: of log(HFC/LFC) at unit length, from embedding to output; below 0 the model smooths. HFC/LFC itself depends on the "
-    "number of tokens; the mean cosine over distinct tokens does not, so it is what lengths are compared by."
+    "change: of log(HFC/LFC) at unit length, from embedding to output; below 0 the model smooths. HFC/LFC itself "
+    "depends on the number of tokens; the mean cosine over distinct tokens does not, so it is what lengths are "
+    "compared by."
 )
 
 

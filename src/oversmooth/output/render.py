@@ -21,7 +21,7 @@ from oversmooth.environment.files import write_whole
 from oversmooth.environment.markdown import code_text, line_text, plain_text, table_text
 from oversmooth.errors import BadValue, MissingDependency, OversmoothError
 from oversmooth.output.blocks import FOOTER, Block, Card, Figure, Items, Page, Pair, Table, Words
-from oversmooth.output.charts import FONT, HALF, WIDTHS, HeatMap, style, svg, variables
+from oversmooth.output.charts import FONT, HALF, WIDTHS, Chart, Gauge, HeatMap, Intervals, style, svg, variables
 from oversmooth.results import Analysis, Measurement
 from oversmooth.results.answer import Told
 from oversmooth.results.wording import headline
@@ -31,8 +31,8 @@ from oversmooth.results.wording import headline
 SHORT = 28
 """Letters of a name that fits on one line of a headline."""
 TERMS = {
-    "mean cosine": "The cosine of the angle between two tokens of one text, mean over all pairs: 0 unrelated, 1 the same direction.",
-    "shared": "Of a token's squared length, once it is one: the part that lies in what all tokens of its text have in common.",
+    "mean cosine": "Cosine of the angle between two tokens of one text, mean over all pairs: 0 unrelated, 1 the same direction.",
+    "shared": "The part of a token's squared length that lies in what all tokens of its text have in common.",
     "untrained copy": "The same architecture with fresh random weights, on the same inputs.",
     "95% interval": "Where the mean would lie in 95 of 100 samples of as many inputs (Student's t).",
     "effective rank": "How many directions tokens differ in, once their mean is taken away (exponential of the entropy).",
@@ -191,7 +191,7 @@ def _block(block: Block) -> Iterator[str]:
     elif isinstance(block, Words):
         text = line_text(block.text)
         yield f"#### {text}" if block.kind == "heading" else (f"[{block.mark}] " if block.mark else "") + text
-    elif isinstance(block, Figure):
+    elif isinstance(block, Chart | HeatMap | Intervals | Gauge):
         yield f"*{line_text(block.alt)}*"
 
 

@@ -23,8 +23,8 @@ RUNG_WORDS = {
     6: "+ each token's own gains: exact",
 }
 LEAK_WORDS = (
-    "The leak says how much of what all tokens share is turned into differences, because a gate, a sink or a norm on heads "
-    "lets every token write with a gain of its own; it works against smoothing."
+    "The leak says how much of what all tokens share is turned into differences, because a gate, a sink or a norm on "
+    "heads lets every token write with a gain of its own; it works against smoothing."
 )
 ROUNDED = 1e-6
 """Norm weights this close to zero are zero."""
@@ -80,13 +80,13 @@ def why_section(analysis: Analysis) -> PageSection:
 
 
 GROWTH = (
-    "Each layer's acting map has eigenvalues λ, and |1 + λ| is how much a direction that all tokens share grows when the layer "
-    "is repeated. ρ_dc is the largest of them. Where ρ_ac, the growth of what differs between tokens, lies below it, repeating "
-    "the layer would smooth; a real layer acts once."
+    "Each layer's acting map has eigenvalues λ, and |1 + λ| is how much a direction that all tokens share grows when "
+    "the layer is repeated. ρ_dc is the largest of them. Where ρ_ac, the growth of what differs between tokens, lies "
+    "below it, repeating the layer would smooth; a real layer acts once."
 )
 LADDER = (
-    "The change of log(HFC/LFC) across attention, layer by layer: at the top what the theorem says, at the bottom what was "
-    "measured; every rung between them adds one thing that the theorem leaves out. Dark: more alike."
+    "The change of log(HFC/LFC) across attention, layer by layer: at the top what the theorem says, at the bottom "
+    "what was measured; every rung between them adds one thing that the theorem leaves out. Dark: more alike."
 )
 
 
@@ -426,7 +426,7 @@ def _distribution(answer: Answer) -> HeatMap | None:
     top = max(max(point.histogram) for point in points)
     return HeatMap(
         id=identifier("distribution", answer.stack),
-        alt=f"Heat map{suffix(answer.stack)}: share of all pairs of tokens by cosine and depth; the table has their quantiles.",
+        alt=f"Heat map{suffix(answer.stack)}: share of all pairs by cosine and depth; the table has their quantiles.",
         title=f"How the cosines of all pairs are spread{suffix(answer.stack)}",
         rows=tuple(f"{-1 + 2 * (k + 0.5) / bins:.2f}" for k in order),
         columns=tuple(point.label for point in points),
@@ -506,9 +506,9 @@ def band_and_line(name: str, points: Sequence[Any], tone: str = "ink", dash: str
 TURNS = (("differing", "series-3"), ("shared", "series-4"), ("smoothing", "series-2"))
 """What a turn is made of."""
 HOW = (
-    "A turn is split into what differs between tokens, what they share, and the balance of the two. A long stream dilutes what is "
-    "added to it, so the same branch turns tokens less in a deeper layer. What removing a layer costs is another question, which "
-    "oversmooth ablate answers."
+    "A turn is split into what differs between tokens, what they share, and the balance of the two. A long stream "
+    "dilutes what is added to it, so the same branch turns tokens less in a deeper layer. What removing a layer "
+    "costs is another question, which oversmooth ablate answers."
 )
 
 
