@@ -110,12 +110,13 @@ def _eigenvalues(analysis: Analysis) -> "Figure":
 def _attribution(measurement: Measurement) -> "Figure":
     figure = new_figure(COLUMN, 2.4)
     axes = figure.subplots()
-    attribution = measurement.attributions[0]
+    attribution = measurement.unit_attributions[0]
     depths = sorted({part.depth for part in attribution.parts})
     colours = {
         "attention": "#7b3fc4",
         "feed-forward": "#2f8f4e",
-        "norm": "#5c4a00",
+        "norm after attention": "#5c4a00",
+        "norm after feed-forward": "#8a7a30",
         "final norm": "#a08a3c",
         "cross-attention": "#d0479b",
     }

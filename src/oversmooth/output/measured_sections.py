@@ -28,13 +28,16 @@ STACK_DASHES = ("solid", "dash", "dot", "dashdot")
 """Stacks of one model differ by their line, because colours already say what happens and who does it."""
 PARTS = {
     "attention": "var(--attention)",
+    "norm after attention": "var(--norm)",
     "cross-attention": "var(--cross-attention)",
+    "norm after cross-attention": "var(--norm)",
     "feed-forward": "var(--feed-forward)",
-    "norm": "var(--norm)",
+    "norm after feed-forward": "var(--norm)",
+    "other blocks": "var(--other)",
+    "between blocks": "var(--other)",
     "final norm": "var(--norm)",
-    "other": "var(--other)",
 }
-PATTERNS = {"final norm": "/", "other": "x"}
+PATTERNS = {"final norm": "/", "other blocks": "x", "between blocks": "."}
 """Of bars whose colour another part has too, or that no colour is kept for."""
 AXIS_TITLES = {"cosine": "mean cosine between tokens", "hfc_lfc": "HFC / LFC"}
 

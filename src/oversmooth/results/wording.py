@@ -29,10 +29,10 @@ WITH_DEPTH = {"smoothing": "Smoother", "sharpening": "Sharper", "no clear change
 DOES = {"smoothing": "smooths", "sharpening": "sharpens", "no clear change": "makes no clear change"}
 NAMES = {
     "feed-forward": "the feed-forward",
-    "norm": "the norms",
+    "norm after attention": "the norm after attention",
+    "norm after feed-forward": "the norm after the feed-forward",
     "final norm": "the final norm",
-    "other": "other blocks",
-    "between": "what acts between blocks",
+    "between blocks": "what acts between blocks",
 }
 OUTWEIGHS = 10.0
 """Norm over the median norm from which on one token is said to decide numbers that depend on scale."""
@@ -89,7 +89,7 @@ def who_words(attribution: Attribution) -> str:
 
 def _kind_words(kind: KindChange) -> str:
     name = NAMES.get(kind.part, kind.part)
-    verbs = PLURAL if kind.part in ("norm", "other") else DOES
+    verbs = PLURAL if kind.part == "other blocks" else DOES
     change = signed(kind.change)
     direction = kind.direction if float(change) else "no clear change"  # sure, and too small to be written
     return f"{name} {verbs[direction]} ({change})"
