@@ -9,6 +9,8 @@ from oversmooth.results.inspection import StreamCheck
 if TYPE_CHECKING:
     import matplotlib.figure
 
+    from oversmooth.results.answer import Answer
+
 
 # --- what happens to features ---
 
@@ -298,6 +300,23 @@ class Measurement(SavedResult):
         stack = self.values[0].stack if stack is None else stack
         wanted = (metric, stack, "final_norm")
         return next((value for value in self.values if (value.metric, value.stack, value.place) == wanted), None)
+
+    @property
+    def answers(self) -> "tuple[Answer, ...]":
+        """Does it oversmooth, where, by which part: one answer per stack."""
+        from oversmooth.results.wording import answers_of
+
+        return answers_of(self)
+
+    @property
+    def answer(self) -> "Answer | None":
+        """The answer that speaks for the model: the decoder's, or of several stacks the one whose tokens are most alike.
+
+        `None` where no sequence has a value at every place, because activations are not finite or tokens are zero.
+        """
+        from oversmooth.results.wording import first_of
+
+        return first_of(self.answers)
 
     @property
     def shown_attributions(self) -> tuple[Attribution, ...]:
