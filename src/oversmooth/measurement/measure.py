@@ -12,6 +12,7 @@ from oversmooth.data.load import LoadedData, RunKeywords, opened
 from oversmooth.errors import UnknownName
 from oversmooth.measurement.metrics import DEFAULT_METRICS, Choice
 from oversmooth.measurement.observer import MeasurementObserver, select
+from oversmooth.measurement.pairs import PairGatherer
 from oversmooth.measurement.passes import Run, open_live, pass_through
 from oversmooth.models.hooks.attention_maps import attention_watched
 from oversmooth.models.hooks.places import BRANCHES, NORMS, PLACES, STREAM
@@ -30,6 +31,7 @@ def measure(
     metrics: Choice | Iterable[Choice] = DEFAULT_METRICS,
     at: str | Sequence[str] = "stream",
     prefix_tokens: str = "keep",
+    pairs: bool = False,
     progress: Progress = no_progress,
     **options: Unpack[RunKeywords],
 ) -> Measurement:
@@ -40,8 +42,9 @@ def measure(
     `max_tokens`, `per_line`, `mean`, `std` and others of `DataOptions`. `at` is `stream` (default),
     `norms`, `branches`, `all`, or names of places. `metrics` are names, functions of your own, `steps` (what each sub-block
     and block does: influence and its parts), `attention` (entropy, sinks, rank), or `all`. `prefix_tokens` is `keep` or
-    `drop`. Ctrl-C returns what was measured so far, marked partial. How the model is opened and run: `device`, `dtype`,
-    `offload`, `base` and others of `LoadOptions`. A live model's mode, hooks and device stay as they are.
+    `drop`. With `pairs`, also how the cosines of all pairs of tokens are spread at block outputs. Ctrl-C returns what was
+    measured so far, marked partial. How the model is opened and run: `device`, `dtype`, `offload`, `base` and others of
+    `LoadOptions`. A live model's mode, hooks and device stay as they are.
 
     >>> import torch, oversmooth as osm
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
@@ -63,6 +66,7 @@ def measure(
             names=places,
             adds_stream_norms=at == "stream",
             drop_prefix=prefix_tokens == "drop",
+            pairs=PairGatherer(how.seed) if pairs else None,
         )
         with ExitStack() as watching:
             if chosen.attention:
@@ -85,13 +89,15 @@ def _result(run: Run[MeasurementObserver], *, seed: int, prefix_tokens: str) -> 
         is_partial=run.is_partial,
         stream=run.stream,
         values=observer.values(),
-        attributions=observer.chain.attributions(),
+        attributions=observer.cosine_chain.attributions(observer.stacks),
         definitions=observer.chosen.definitions(),
         problems=tuple(observer.problems.values()),
-        unit_attributions=observer.unit_chain.attributions(),
+        unit_attributions=observer.unit_chain.attributions(observer.stacks),
+        raw_attributions=observer.raw_chain.attributions(observer.stacks),
         dominating=tuple(_with_word(found, run.data) for found in observer.largest.results()),
         heads=observer.attention.results(),
         spans=observer.spans(),
+        pairs=observer.pairs.results() if observer.pairs is not None else (),
     )
 
 

@@ -31,7 +31,7 @@ from oversmooth.results.wording import depth_words, dominating_words, how_made, 
 
 # --- what was measured at every place, in as many tables as the terminal is wide enough for ---
 
-CHANGE = "d log(HFC/LFC)"
+CHANGE = "d cosine"
 GAP = 2
 """Columns between two columns of a table."""
 

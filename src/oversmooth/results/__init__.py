@@ -57,10 +57,12 @@ from oversmooth.results.measurement import (
     LengthPrediction,
     LengthValue,
     Measurement,
+    PairSpread,
     Part,
     PlaceValue,
     SpanDistances,
     TextFacts,
+    UntrainedCurve,
 )
 from oversmooth.results.prediction import (
     Agreement,
@@ -114,6 +116,7 @@ __all__ = [
     "Measurement",
     "Missing",
     "NormFacts",
+    "PairSpread",
     "Part",
     "PlaceValue",
     "Prediction",
@@ -135,6 +138,7 @@ __all__ = [
     "TaskLoss",
     "TaskResult",
     "TextFacts",
+    "UntrainedCurve",
     "Verification",
     "WhatIfPrediction",
     "fields_of",

@@ -134,6 +134,16 @@ class Analysis(SavedResult):
     """The command that repeats it."""
     missing: tuple[Missing, ...] = ()
 
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """Does it oversmooth, where, by which part: one answer per stack; none where nothing could be measured."""
+        return self.measurement.answers if self.measurement is not None else ()
+
+    @property
+    def answer(self) -> Answer | None:
+        """The answer that speaks for the model; `None` where nothing could be measured."""
+        return self.measurement.answer if self.measurement is not None else None
+
     def rows(self) -> list[Row]:
         """One flat row per layer of what the weights say."""
         return self.inspection.rows()

