@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
+from itertools import pairwise
 
 from oversmooth.output.blocks import Brief, Card
 from oversmooth.output.charts import (
@@ -25,20 +26,16 @@ from oversmooth.output.charts import (
     wrapped,
 )
 from oversmooth.results.answer import Answer, CurvePoint, Told
-from oversmooth.results.base import signed
+from oversmooth.results.reading import BANDS
+from oversmooth.results.wording import YARDSTICK, change_words, first_large, level, stack_words
 
-BANDS = ((0.0, "distinct"), (0.5, "crowded"), (0.9, "collapsed"))
-YARDSTICK = (
-    "The mean cosine is the share of a token's squared length that all tokens of its text have in common, not a "
-    "share of its content. From 0.5 on more is shared than a token's own; from 0.9 on less than a tenth is its own. "
-    "For scale: twelve layers trained on digits ended at 0.00 (made to sharpen), 0.51 (as usual) and 0.98 (made to "
-    "smooth)."
-)
+STARTS = tuple((max(band.start, 0.0), band.state) for band in BANDS)
+"""Where each band begins on a gauge."""
 COSINE = Axis(
     low=0.0,
     high=1.0,
-    ticks=((0.0, "0"), (0.5, "0.5"), (0.9, "0.9"), (1.0, "1")),
-    zones=((0.0, 0.5, "distinct"), (0.5, 0.9, "crowded"), (0.9, 1.0, "collapsed")),
+    ticks=(*((start, f"{start:g}") for start, _ in STARTS), (1.0, "1")),
+    zones=tuple((low, high, name) for (low, name), (high, _) in pairwise((*STARTS, (1.0, "")))),
 )
 """Always from 0 to 1, so that two charts can be compared; lower where pairs are."""
 
@@ -56,7 +53,7 @@ def card_of(answer: Answer) -> Card:
 
 def brief_of(answer: Answer) -> Brief:
     """A stack beside the one of the card."""
-    name = answer.stack or answer.model
+    name = first_large(stack_words(answer.stack).removeprefix("the "))
     return Brief(
         name=name, headline=answer.headline, deck=answer.deck, gauge=gauge_of(answer), told=told_of(answer)[:2]
     )
@@ -72,15 +69,15 @@ def gauge_of(answer: Answer, title: str = "") -> Gauge:
     return Gauge(
         id=f"gauge-{answer.stack}" if answer.stack else "gauge",
         title=title,
-        alt=f"Gauge from 0 to 1: mean cosine {answer.output:.2f}, {answer.state}; at the input {answer.input:.2f}.",
+        alt=f"Gauge from 0 to 1: mean cosine {level(answer.output)}, {answer.state}; at the input {level(answer.input)}.",
         value=answer.output,
         said=answer.state,
-        bands=BANDS,
+        bands=STARTS,
         start=answer.input,
         interval=answer.interval,
         before=answer.before_norm,
         untrained=untrained,
-        limit=answer.limit,
+        limit=answer.limit if answer.now.command.find("--max-cosine") > 0 else None,
     )
 
 
@@ -95,7 +92,7 @@ def chart_of(answer: Answer) -> Chart:
     return Chart(
         id=f"depth-{answer.stack}" if answer.stack else "depth",
         alt=(
-            f"Mean cosine{name} from {answer.input:.2f} at the input to {answer.output:.2f} at the output over "
+            f"Mean cosine{name} from {level(answer.input)} at the input to {level(answer.output)} at the output over "
             f"{sum(point.label.isdigit() for point in answer.points)} layers; below it what each part adds to it."
         ),
         x=places(labels, "layer; norm: the final norm" if ends else "layer"),
@@ -117,10 +114,10 @@ def curve_panel(answer: Answer, title: str) -> Panel:
     marks: list[Mark] = [*fans_of(points)]
     fresh = tuple(point.untrained for point in points)
     if fresh[-1] is not None:
-        end = f"{fresh[-1]:.2f}"
+        end = level(fresh[-1])
         marks.append(Line(name="untrained copy", x=x, y=fresh, tone="null", dash="5 4", width=1.6, value=end))
     mean = tuple(point.mean for point in points)
-    marks.append(Line(name="mean of all pairs", x=x, y=mean, dots=True, value=f"{mean[-1]:.2f}"))
+    marks.append(Line(name="mean of all pairs", x=x, y=mean, dots=True, value=level(mean[-1])))
     return Panel(title=title, y=cosine_axis([points]), marks=tuple(marks))
 
 
@@ -159,7 +156,7 @@ def columns_panel(
     title: str, x: Sequence[float], layers: Sequence[dict[str, float]], sums: dict[str, float], total: float
 ) -> Panel:
     parts = tuple(
-        (name, tone, tuple(layer.get(name, 0.0) for layer in layers), signed(sums[name]))
+        (name, tone, tuple(layer.get(name, 0.0) for layer in layers), change_words(sums[name]))
         for name, tone in PARTS.items()
         if name in sums
     )
@@ -168,7 +165,7 @@ def columns_panel(
     if high - low < 0.1:
         low, high = min(low, -0.05), max(high, 0.05)
     height = max(130, 18 * (len(parts) + 1))
-    marks = (Columns(x=tuple(x), parts=parts, total=signed(total)),)
+    marks = (Columns(x=tuple(x), parts=parts, total=change_words(total)),)
     return Panel(title=title, y=numbers(low, high, count=4, is_change=True), marks=marks, height=height)
 
 
@@ -177,16 +174,16 @@ def _note(answer: Answer, k: int) -> str:
     point = answer.points[k]
     place = point.label if k == 0 or point.label == "final norm" else f"layer {point.label}"
     change = next((layer for layer in answer.layers if layer.label == point.label), None) if k else None
-    lines = [f"{place}: mean cosine {point.mean:.2f}" + (f" ({signed(change.change)})" if change else "")]
+    lines = [f"{place}: mean cosine {level(point.mean)}" + (f" ({change_words(change.change)})" if change else "")]
     if change:
-        lines.append(", ".join(f"{part} {signed(value)}" for part, value in change.parts))
+        lines.append(", ".join(f"{part} {change_words(value)}" for part, value in change.parts))
     if point.quantiles:
         low, quarter, _, three, high = point.quantiles
-        lines.append(f"half of pairs {quarter:.2f} to {three:.2f}, 80% {low:.2f} to {high:.2f}")
+        lines.append(f"half of pairs {level(quarter)} to {level(three)}, 80% {level(low)} to {level(high)}")
     if point.share_above is not None:
         lines.append(f"{point.share_above:.0%} of pairs above 0.9")
     if point.untrained is not None:
-        lines.append(f"untrained copy {point.untrained:.2f}")
+        lines.append(f"untrained copy {level(point.untrained)}")
     return "\n".join(lines)
 
 

@@ -299,7 +299,7 @@ def _number(value: float, digits: int, is_change: bool) -> str:
     if abs(value) >= 1e5 or (0 < abs(value) < 1e-4 and digits > 5):
         return f"{value:g}"
     text = f"{value:{'+' if is_change else ''}.{digits}f}"
-    return text if float(text) else "0"
+    return text.replace("-", "\N{MINUS SIGN}") if float(text) else "0"
 
 
 def extent(values: Sequence[float | None], *, zero: bool = False, margin: float = 0.06) -> tuple[float, float]:
@@ -317,7 +317,7 @@ def places(labels: Sequence[str], title: str = "") -> Axis:
 
 def thinned(ticks: Sequence[tuple[float, str]], gap: float = 8) -> list[tuple[float, str]]:
     """Labels at pixels that do not touch: words always, layers at round numbers, others evenly."""
-    words = {k for k, (_, text) in enumerate(ticks) if not text.lstrip("+-").replace(".", "").isdigit()}
+    words = {k for k, (_, text) in enumerate(ticks) if not text.lstrip("+\N{MINUS SIGN}").replace(".", "").isdigit()}
     words = words if len(words) <= 3 else set()
     others = [k for k in range(len(ticks)) if k not in words]
     shift = int(ticks[others[0]][1]) - others[0] if others and ticks[others[0]][1].isdigit() else 0
@@ -766,7 +766,7 @@ def _gauge(gauge: Gauge, width: float) -> tuple[str, float]:
         _dot(at[0], y, 5.5, "paper"),
         _dot(at[0], y, 5, "ink", is_open=True),
     ]
-    value = f"{gauge.value:.2f}"
+    value = f"{gauge.value:.2f}".replace("-", "\N{MINUS SIGN}")
     half, words = text_width(value, 19, bold=True) / 2, text_width(gauge.said, 15) + 6
     x = min(max(at[1] - half, 0), width - 2 * half - words)
     said = f'<tspan class="f-soft" style="font-size:15px;font-weight:400" dx="7">{escape(gauge.said)}</tspan>'

@@ -6,14 +6,13 @@ from statistics import fmean, stdev
 
 from oversmooth.measurement.statistics import interval
 from oversmooth.output.blocks import Block, Card, Page, PageSection, Words, table_of
-from oversmooth.output.card import BANDS, YARDSTICK, columns_panel, cosine_axis, fans_of
+from oversmooth.output.card import STARTS, columns_panel, cosine_axis, fans_of
 from oversmooth.output.charts import DASHES, Axis, Chart, Gauge, Line, Mark, Panel, extent, numbers, places
-from oversmooth.output.page import answers_of, short_name
+from oversmooth.output.page import answers_of
 from oversmooth.results import Analysis, TaskLoss
 from oversmooth.results.answer import PART_NAMES, Answer, Told
-from oversmooth.results.base import signed
 from oversmooth.results.measurement import OutputDrift
-from oversmooth.results.wording import Highlight
+from oversmooth.results.wording import YARDSTICK, Highlight, change_words, level, short_name
 
 # --- what models cost, beside what they do to features: the part of a comparison that losses fill ---
 
@@ -110,11 +109,9 @@ def _few(*answers: Answer) -> str:
 
 def deck_words(names: Sequence[str], first: Answer, other: Answer) -> str:
     a, b = names
-    text = (
-        f"Mean cosine between tokens of one input at the output: {first.output:.2f} in {a}, {other.output:.2f} in {b}."
-    )
+    text = f"Mean cosine between tokens of one input at the output: {level(first.output)} in {a}, {level(other.output)} in {b}."
     if first.between is not None and other.between is not None:
-        text += f" Between different inputs: {first.between[1]:.2f} and {other.between[1]:.2f}."
+        text += f" Between different inputs: {level(first.between[1])} and {level(other.between[1])}."
     return text
 
 
@@ -128,7 +125,9 @@ def _where(names: Sequence[str], first: Answer, other: Answer) -> Told:
     place = label if label == "final norm" else f"layer {label}"
     if abs(moved[label]) < SEEN / 5:
         return Told(title="Nowhere", text=f"No layer differs by {SEEN / 5:g}.")
-    return Told(title=f"Most in {place}", text=f"{signed(moved[label])} of {signed(total)} between the two.")
+    return Told(
+        title=f"Most in {place}", text=f"{change_words(moved[label])} of {change_words(total)} between the two."
+    )
 
 
 def _who(first: Answer, other: Answer) -> Told:
@@ -137,10 +136,8 @@ def _who(first: Answer, other: Answer) -> Told:
     if not moved or max(abs(value) for value in moved.values()) < SEEN / 5:
         return Told(title="No part differs.")
     name = max(moved, key=lambda part: abs(moved[part]))
-    title = (
-        f"{name[:1].upper()}{name[1:]}: {signed(mine.get(name, 0.0))} before, {signed(theirs.get(name, 0.0))} after."
-    )
-    others = ", ".join(f"{part} {signed(value)}" for part, value in moved.items() if part != name)
+    title = f"{name[:1].upper()}{name[1:]}: {change_words(mine.get(name, 0.0))} before, {change_words(theirs.get(name, 0.0))} after."
+    others = ", ".join(f"{part} {change_words(value)}" for part, value in moved.items() if part != name)
     return Told(title=title, text=f"The others: {others}." if others else "")
 
 
@@ -152,7 +149,7 @@ def _sure(first: Answer, other: Answer) -> Told:
     found = interval(fmean(pairs), stdev(pairs) / len(pairs) ** 0.5, len(pairs))
     low, high = found or (0.0, 0.0)
     is_clear = low > 0 or high < 0
-    title = f"Tokens: {signed(fmean(pairs))}, 95% interval {signed(low)} to {signed(high)}"
+    title = f"Tokens: {change_words(fmean(pairs))}, 95% interval {change_words(low)} to {change_words(high)}"
     text = f"{len(pairs)} inputs in pairs; {'a clear difference' if is_clear else 'no clear difference'}."
     return Told(title=title, text=text + (" Different inputs: no interval." if first.between and other.between else ""))
 
@@ -177,11 +174,11 @@ def _card(names: Sequence[str], analyses: Sequence[Analysis], answers: Sequence[
     gauges = [
         Gauge(
             id="tokens",
-            alt=f"Gauge: mean cosine of tokens {first.output:.2f} in {names[0]}, {other.output:.2f} in {names[1]}.",
+            alt=f"Gauge: mean cosine of tokens {level(first.output)} in {names[0]}, {level(other.output)} in {names[1]}.",
             title="Tokens of one input",
             value=other.output,
             said=f"{other.state} in {names[1]}",
-            bands=BANDS,
+            bands=STARTS,
             start=first.output,
             start_name=names[0],
             interval=other.interval,
@@ -191,7 +188,7 @@ def _card(names: Sequence[str], analyses: Sequence[Analysis], answers: Sequence[
         gauges.append(
             Gauge(
                 id="inputs",
-                alt=f"Gauge: mean cosine of different inputs {first.between[1]:.2f}, then {other.between[1]:.2f}.",
+                alt=f"Gauge: mean cosine of different inputs {level(first.between[1])}, then {level(other.between[1])}.",
                 title="Different inputs (their mean tokens)",
                 value=other.between[1],
                 said=f"in {names[1]}",
@@ -247,7 +244,7 @@ def _curves(names: Sequence[str], analyses: Sequence[Analysis], answers: Sequenc
     return Chart(
         id="curves",
         alt="Mean cosine over depth: "
-        + "; ".join(f"{n} from {a.input:.2f} to {a.output:.2f}" for n, a in zip(names, answers, strict=True)),
+        + "; ".join(f"{n} from {level(a.input)} to {level(a.output)}" for n, a in zip(names, answers, strict=True)),
         x=places(shown, "layer") if is_same else RELATIVE,
         panels=tuple(panels),
         notes=tuple((float(k), _note(names, answers, k)) for k in range(len(shown))) if is_same else (),

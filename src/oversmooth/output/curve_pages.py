@@ -18,11 +18,10 @@ from oversmooth.output.charts import (
     numbers,
     places,
 )
-from oversmooth.output.page import short_name
 from oversmooth.output.run_pages import axis_of
 from oversmooth.output.sections import identifier, suffix
 from oversmooth.results import EditCurve, EditPoint, LengthCurves, LengthPrediction
-from oversmooth.results.wording import how_much
+from oversmooth.results.wording import how_much, short_name
 
 # --- A page about length: the same texts, cut to several lengths ---
 

@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 
 from oversmooth.environment.files import make_folder, write_whole
+from oversmooth.errors import BadValue
 from oversmooth.output.card import chart_of, picture_of
 from oversmooth.output.charts import WIDTHS, Chart, Figure, Mark, Panel, places, png, standalone
 from oversmooth.output.page import answers_of
 from oversmooth.output.run_pages import axis_of
 from oversmooth.output.sections import band_and_line, heads_section, suffix, why_section
 from oversmooth.results import Analysis, Measurement
-from oversmooth.results.answer import Answer
 
 FORMATS = ("svg", "png")
 
@@ -36,9 +36,11 @@ class Drawing:
         return self.svg()
 
 
-def answer_drawing(answer: Answer) -> Drawing:
-    """The curve of the mean cosine, and what each part adds."""
-    return Drawing(chart_of(answer))
+def analysis_drawing(analysis: Analysis) -> Drawing:
+    """The curve of the mean cosine and what each part adds; of weights alone what repeating a layer would do."""
+    if analysis.answer is not None:
+        return Drawing(chart_of(analysis.answer))
+    return Drawing(next(block for block in why_section(analysis).blocks if isinstance(block, Chart)))
 
 
 def curve_drawing(measurement: Measurement, metric: str) -> Drawing:
@@ -76,6 +78,15 @@ def write_figures(analysis: Analysis, folder: Path) -> list[Path]:
 
 def _put(place: Path, content: bytes) -> None:
     place.write_bytes(content)
+
+
+def write_card(analysis: Analysis, path: Path) -> None:
+    """Writes the answer as a picture to share, SVG or PNG by its name."""
+    if analysis.answer is None:
+        raise BadValue("--card", path.name, "left out where nothing was measured: a card shows the answer")
+    text = picture_of(analysis.answer)
+    content = png(text, 1) if path.suffix.lower() == ".png" else text.encode()
+    write_whole(path, partial(_put, content=content))
 
 
 def _pictures(analysis: Analysis) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ from oversmooth.output.sections import (
 )
 from oversmooth.results import Analysis, Provenance
 from oversmooth.results.answer import Answer
-from oversmooth.results.wording import headline, how_made, how_much, summary
+from oversmooth.results.wording import headline, how_made, how_much, short_name, stack_words, summary
 
 # --- sections of a report that plugins add: a function of the analysis ---
 
@@ -105,7 +105,7 @@ def page_of(analysis: Analysis, answers: Sequence[Answer] | None = None) -> Page
     return replace(
         page,
         title=f"oversmooth: {first.model}",
-        eyebrow=f"{first.model}, {first.stack}" if first.stack else first.model,
+        eyebrow=f"{first.model}, {stack_words(first.stack)}" if others else first.model,
         subject=first.subject,
         verdict=first.headline,
         summary=first.deck,
@@ -116,13 +116,9 @@ def page_of(analysis: Analysis, answers: Sequence[Answer] | None = None) -> Page
 
 
 def answers_of(analysis: Analysis) -> tuple[Answer, ...]:
-    """One per stack, that of the headline first; none where nothing was measured."""
-    return tuple(getattr(analysis, "answers", ()))
-
-
-def short_name(target: str) -> str:
-    """A model by the last part of its name."""
-    return target.rstrip("/").split("/")[-1] or target
+    """One per stack, the one that speaks for the model first; none where nothing was measured."""
+    first = analysis.answer
+    return tuple(sorted(analysis.answers, key=lambda answer: answer != first))
 
 
 def _notes(analysis: Analysis) -> PageSection:

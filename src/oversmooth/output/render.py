@@ -31,7 +31,7 @@ from oversmooth.results.wording import headline
 SHORT = 28
 """Letters of a name that fits on one line of a headline."""
 TERMS = {
-    "mean cosine": "Cosine of the angle between two tokens of one text, mean over all pairs: 0 unrelated, 1 the same direction.",
+    "mean cosine": "Cosine of the angle between two tokens of one text, mean over all pairs: 0 unrelated, 1 the same.",
     "shared": "The part of a token's squared length that lies in what all tokens of its text have in common.",
     "untrained copy": "The same architecture with fresh random weights, on the same inputs.",
     "95% interval": "Where the mean would lie in 95 of 100 samples of as many inputs (Student's t).",

@@ -288,9 +288,9 @@ def kind_changes(group: RunGroup) -> Mapping[str, float]:
 
 
 def _kinds(analysis: Analysis) -> dict[str, float]:
-    if analysis.measurement is None or not analysis.measurement.shown_attributions:
+    if analysis.measurement is None or not analysis.measurement.unit_attributions:
         return {}
-    return {kind.part: kind.change for kind in analysis.measurement.shown_attributions[0].kinds}
+    return {kind.part: kind.change for kind in analysis.measurement.unit_attributions[0].kinds}
 
 
 def token_scale(group: RunGroup) -> float | None:

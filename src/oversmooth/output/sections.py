@@ -9,7 +9,6 @@ from oversmooth.output.blocks import Block, Items, PageSection, Pair, Words, tab
 from oversmooth.output.charts import Chart, Columns, Fan, HeatMap, Line, Mark, Panel, extent, numbers, places
 from oversmooth.results import Analysis, HeadAttention, LayerInspection, LayerPrediction, Measurement, Prediction
 from oversmooth.results.answer import Answer
-from oversmooth.results.base import signed
 from oversmooth.results.prediction import Asymptotic
 from oversmooth.results.wording import PartReading, findings, known_range, range_words, read_parts, worth_words
 
@@ -448,8 +447,8 @@ def log_blocks(measurement: Measurement) -> Iterator[Block]:
         "parts add up exactly to the change from input to output."
     )
     yield from (chart for stack in _stacks(measurement) if (chart := _ratio_chart(measurement, stack)) is not None)
-    plain = getattr(measurement, "raw_attributions", ()) or measurement.attributions
-    as_they_are = {(p.stack, p.depth, p.place): p.change for item in plain for p in item.parts}
+    raw = measurement.raw_attributions
+    as_they_are = {(p.stack, p.depth, p.place): p.change for item in raw for p in item.parts}
     rows = [
         {
             "stack": p.stack,
@@ -653,7 +652,3 @@ def rank_words(answer: Answer) -> str:
         return ""
     start, end, largest = answer.rank
     return f"effective rank {start:.0f} at the input, {end:.0f} at the output, of {largest}"
-
-
-def change_words(answer: Answer) -> str:
-    return f"{signed(answer.output - answer.input)} from {answer.input:.2f} to {answer.output:.2f}"
