@@ -1,7 +1,7 @@
 """What a page is made of: a card with the answer, and sections of charts, tables and words."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from oversmooth.output.charts import Chart, Gauge, HeatMap, Intervals
 from oversmooth.results.answer import Told
@@ -143,15 +143,16 @@ def cell(value: object) -> Cell:
 
 def table_of(id: str, label: str, rows: Sequence[Mapping[str, object]]) -> Table:
     """A table from flat rows; columns that are empty throughout are left out."""
-    names = [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, "", ()) for row in rows)]
+    each = dict.fromkeys(name for row in rows for name in row)
+    names = [name for name in each if any(row.get(name) not in (None, "", ()) for row in rows)]
     return Table(
         id=id,
         label=label,
         columns=tuple(
-            TableColumn(name=name.replace("_", " "), text=all(isinstance(row[name], str) for row in rows))
+            TableColumn(name=name.replace("_", " "), text=all(isinstance(row.get(name), str | None) for row in rows))
             for name in names
         ),
-        rows=tuple(tuple(cell(row[name]) for name in names) for row in rows),
+        rows=tuple(tuple(cell(row.get(name)) for name in names) for row in rows),
     )
 
 
@@ -159,7 +160,3 @@ def paired(charts: Sequence[Figure]) -> list[Block]:
     """Side by side, two and two; a last one that is left over stands alone."""
     pairs: list[Block] = [Pair(charts=(a, b)) for a, b in zip(charts[::2], charts[1::2], strict=False)]
     return [*pairs, *charts[len(pairs) * 2 :]]
-
-
-def closed(section: PageSection) -> PageSection:
-    return replace(section, is_closed=True)

@@ -26,7 +26,7 @@ from oversmooth.output.charts import (
     wrapped,
 )
 from oversmooth.results.answer import Answer, CurvePoint, Told
-from oversmooth.results.reading import BANDS
+from oversmooth.results.reading import BANDS, SEEN
 from oversmooth.results.wording import YARDSTICK, change_words, first_large, level, stack_words
 
 STARTS = tuple((max(band.start, 0.0), band.state) for band in BANDS)
@@ -75,7 +75,7 @@ def gauge_of(answer: Answer, title: str = "") -> Gauge:
         bands=STARTS,
         start=answer.input,
         interval=answer.interval,
-        before=answer.before_norm,
+        before=answer.before_norm if abs((answer.before_norm or 0.0) - answer.output) >= SEEN else None,
         untrained=untrained,
         limit=answer.limit if answer.now.command.find("--max-cosine") > 0 else None,
     )
@@ -88,7 +88,7 @@ def chart_of(answer: Answer) -> Chart:
     """Both panels over one axis: the input, every layer, the final norm."""
     ends = {answer.points[-1].label: "norm"} if answer.points[-1].label == "final norm" else {}
     labels = [ends.get(point.label, point.label) for point in answer.points]
-    name = f" ({answer.stack})" if answer.stack else ""
+    name = f", {answer.stack}" if answer.stack else ""
     return Chart(
         id=f"depth-{answer.stack}" if answer.stack else "depth",
         alt=(

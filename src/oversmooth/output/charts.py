@@ -244,7 +244,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """A value with its interval per row, or a bar from zero where there is none; the name stands above."""
+    """A value with its interval per row; the name stands above."""
 
     id: str
     alt: str
@@ -252,7 +252,6 @@ class Intervals:
     x: Axis
     rows: tuple[Interval, ...]
     caption: str = ""
-    is_bars: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,8 +287,8 @@ def numbers(low: float, high: float, *, count: int = 5, is_change: bool = False,
         low, high = low - 0.5 * (abs(low) or 1), high + 0.5 * (abs(high) or 1)
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
-    digits = max(0, -math.floor(math.log10(step) + 1e-9) + (abs(step / power - 2.5) < 1e-6))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
     first = math.ceil(low / step - 1e-6)
     values = [k * step for k in range(first, math.floor(high / step + 1e-6) + 1)]
     return Axis(low=low, high=high, ticks=tuple((v, _number(v, digits, is_change)) for v in values), title=title)
@@ -551,9 +550,8 @@ def _chart(chart: Chart, width: float) -> tuple[str, float]:
     step = (right - left) / max(chart.x.high - chart.x.low, 1e-9) * _spacing(chart.x)
     parts, top, first = [], 0.0, 0.0
     for panel in chart.panels:
-        for line in wrapped(panel.title, width - 4, bold=True) if panel.title else ():
-            top += LINE
-            parts.append(lettering(0, top - 4, line, "f-ink b"))
+        title, top = _title(panel.title, width, top)
+        parts += title
         top += 10
         first = first or top
         y_of = _Scale(panel.y.low, panel.y.high, top + panel.height, top)
@@ -626,12 +624,16 @@ def _hits(
 # --- heat maps, intervals, gauges ---
 
 
+def _title(text: str, width: float, top: float = 0.0) -> tuple[list[str], float]:
+    """Lines of a title, and where they end."""
+    lines = wrapped(text, width - 4, bold=True) if text else []
+    parts = [lettering(0, top + LINE * (k + 1) - 4, line, "f-ink b") for k, line in enumerate(lines)]
+    return parts, top + LINE * len(lines)
+
+
 def _heat_map(heat: HeatMap, width: float) -> tuple[str, float]:
     rows, columns = len(heat.rows), max(len(heat.columns), 1)
-    parts, top = [], 0.0
-    for line in wrapped(heat.title, width - 4, bold=True) if heat.title else ():
-        top += LINE
-        parts.append(lettering(0, top - 4, line, "f-ink b"))
+    parts, top = _title(heat.title, width)
     scale, height_of_scale = _scale_of(heat, width, top + 6)
     top += height_of_scale + 12
     if heat.row_title:
@@ -704,10 +706,7 @@ def _scale_of(heat: HeatMap, width: float, top: float) -> tuple[str, float]:
 
 
 def _intervals(figure: Intervals, width: float) -> tuple[str, float]:
-    parts, top = [], 0.0
-    for line in wrapped(figure.title, width - 4, bold=True) if figure.title else ():
-        top += LINE
-        parts.append(lettering(0, top - 4, line, "f-ink b"))
+    parts, top = _title(figure.title, width)
     said = max((text_width(row.said) for row in figure.rows), default=0)
     right = width - said - 16 if said else width - 8
     x_of, first = _Scale(figure.x.low, figure.x.high, 8, right), top + 4
@@ -718,7 +717,7 @@ def _intervals(figure: Intervals, width: float) -> tuple[str, float]:
             halo = lettering(8, top, line, "s-paper halo").replace('class="', 'aria-hidden="true" class="')
             rows.append(halo + lettering(8, top, line, "f-ink"))
         top += 15
-        rows.append(_interval(row, x_of, top, is_bar=figure.is_bars))
+        rows.append(_interval(row, x_of, top))
         rows.append(lettering(width - 2, top + 4.5, row.said, "f-soft e") if row.said else "")
         top += 13
     for value, _ in figure.x.ticks:
@@ -730,10 +729,7 @@ def _intervals(figure: Intervals, width: float) -> tuple[str, float]:
     return "".join(parts), top + 24 + (LINE if figure.x.title else 0)
 
 
-def _interval(row: Interval, x_of: _Scale, y: float, *, is_bar: bool) -> str:
-    if is_bar:
-        start, end = sorted((x_of(max(x_of.low, 0.0)), x_of(row.value)))
-        return _rect(start, y - 6, max(end - start, 1), 12, f"f-{row.tone}")
+def _interval(row: Interval, x_of: _Scale, y: float) -> str:
     band = _rect(x_of(-row.margin), y - 8, x_of(row.margin) - x_of(-row.margin), 16, "f-crowded") if row.margin else ""
     line = _rule(x_of(row.low), y, x_of(row.high), y, row.tone, ' stroke-width="2"')
     ground = _dot(x_of(row.value), y, 4.5, "paper") if row.is_open else ""
@@ -741,10 +737,7 @@ def _interval(row: Interval, x_of: _Scale, y: float, *, is_bar: bool) -> str:
 
 
 def _gauge(gauge: Gauge, width: float) -> tuple[str, float]:
-    parts, top = [], 0.0
-    for line in wrapped(gauge.title, width - 4, bold=True) if gauge.title else ():
-        top += LINE
-        parts.append(lettering(0, top - 4, line, "f-ink b"))
+    parts, top = _title(gauge.title, width)
     x_of, y = _Scale(0.0, 1.0, 9, width - 9), top + 37
     parts.append(f'<rect x="1" y="{_n(y - 7)}" width="{_n(width - 2)}" height="14" rx="7" class="f-panel"/>')
     ends = [*(start for start, _ in gauge.bands[1:]), 1.0]

@@ -9,10 +9,11 @@ from oversmooth.output.blocks import Block, Card, Page, PageSection, Words, tabl
 from oversmooth.output.card import STARTS, columns_panel, cosine_axis, fans_of
 from oversmooth.output.charts import DASHES, Axis, Chart, Gauge, Line, Mark, Panel, extent, numbers, places
 from oversmooth.output.page import answers_of
+from oversmooth.output.sections import cosine_blocks
 from oversmooth.results import Analysis, TaskLoss
 from oversmooth.results.answer import PART_NAMES, Answer, Told
 from oversmooth.results.measurement import OutputDrift
-from oversmooth.results.wording import YARDSTICK, Highlight, change_words, level, short_name
+from oversmooth.results.wording import YARDSTICK, Highlight, change_words, first_large, level, short_name
 
 # --- what models cost, beside what they do to features: the part of a comparison that losses fill ---
 
@@ -109,7 +110,8 @@ def _few(*answers: Answer) -> str:
 
 def deck_words(names: Sequence[str], first: Answer, other: Answer) -> str:
     a, b = names
-    text = f"Mean cosine between tokens of one input at the output: {level(first.output)} in {a}, {level(other.output)} in {b}."
+    ends = f"{level(first.output)} in {a}, {level(other.output)} in {b}"
+    text = f"Mean cosine between tokens of one input at the output: {ends}."
     if first.between is not None and other.between is not None:
         text += f" Between different inputs: {level(first.between[1])} and {level(other.between[1])}."
     return text
@@ -136,7 +138,8 @@ def _who(first: Answer, other: Answer) -> Told:
     if not moved or max(abs(value) for value in moved.values()) < SEEN / 5:
         return Told(title="No part differs.")
     name = max(moved, key=lambda part: abs(moved[part]))
-    title = f"{name[:1].upper()}{name[1:]}: {change_words(mine.get(name, 0.0))} before, {change_words(theirs.get(name, 0.0))} after."
+    before, after = (change_words(found.get(name, 0.0)) for found in (mine, theirs))
+    title = f"{first_large(name)}: {before} before, {after} after."
     others = ", ".join(f"{part} {change_words(value)}" for part, value in moved.items() if part != name)
     return Told(title=title, text=f"The others: {others}." if others else "")
 
@@ -336,7 +339,7 @@ def compare_page(
         *([_outputs(names[0], known)] if known else []),
         *([losses_section(names, analyses, losses)] if losses else []),
         _weights(names, analyses),
-        *([_differences(names, answers)] if is_measured else []),
+        *([_numbers(names, answers)] if is_measured else []),
     ]
     page = Page(
         title="oversmooth: " + " / ".join(names),
@@ -384,34 +387,10 @@ def _notes(name: str, analysis: Analysis) -> list[Block]:
     return [Words(text=f"{name}: {text}", kind="note") for text in texts]
 
 
-def _differences(names: Sequence[str], answers: Sequence[Answer]) -> PageSection:
-    longest = max(answers, key=lambda answer: len(answer.points))
-    rows = []
-    for k, point in enumerate(longest.points):
-        share = k / max(len(longest.points) - 1, 1)
-        values = {name: _at(answer, share) for name, answer in zip(names, answers, strict=True)}
-        rows.append({"place": point.label, **values})
-    lead = "mean cosine at every place"
-    lead += (
-        ""
-        if len({len(a.points) for a in answers}) == 1
-        else "; models of other depth interpolated to the same relative depth"
-    )
-    return PageSection(
-        id="numbers",
-        title="All numbers",
-        lead=lead,
-        blocks=[table_of("differences-table", "Mean cosine", rows)],
-        is_closed=True,
-    )
-
-
-def _at(answer: Answer, share: float) -> float:
-    """The mean cosine at a relative depth, linear between places."""
-    place = share * (len(answer.points) - 1)
-    below = min(int(place), len(answer.points) - 1)
-    above = min(below + 1, len(answer.points) - 1)
-    return answer.points[below].mean + (place - below) * (answer.points[above].mean - answer.points[below].mean)
+def _numbers(names: Sequence[str], answers: Sequence[Answer]) -> PageSection:
+    named = [replace(answer, stack=name) for name, answer in zip(names, answers, strict=True)]
+    lead = "the mean cosine of each model at every place, part by part"
+    return PageSection(id="numbers", title="All numbers", lead=lead, blocks=list(cosine_blocks(named)), is_closed=True)
 
 
 def drift_words(first: str, name: str, drift: OutputDrift) -> str:

@@ -21,7 +21,7 @@ from oversmooth.output.sections import (
 )
 from oversmooth.results import Analysis, Provenance
 from oversmooth.results.answer import Answer
-from oversmooth.results.wording import headline, how_made, how_much, short_name, stack_words, summary
+from oversmooth.results.wording import headline, how_made, how_much, short_name
 
 # --- sections of a report that plugins add: a function of the analysis ---
 
@@ -94,8 +94,8 @@ def page_of(analysis: Analysis, answers: Sequence[Answer] | None = None) -> Page
     page = Page(
         title=f"oversmooth: {short_name(target)}",
         eyebrow=short_name(target),
-        verdict=headline(analysis),
-        summary=summary(analysis),
+        verdict="Nothing was measured, and weights alone do not say whether a model oversmooths.",
+        summary=headline(analysis),
         facts=_facts(analysis),
         sections=tuple(section for section in sections if section is not None),
     )
@@ -105,7 +105,7 @@ def page_of(analysis: Analysis, answers: Sequence[Answer] | None = None) -> Page
     return replace(
         page,
         title=f"oversmooth: {first.model}",
-        eyebrow=f"{first.model}, {stack_words(first.stack)}" if others else first.model,
+        eyebrow=first.model,
         subject=first.subject,
         verdict=first.headline,
         summary=first.deck,

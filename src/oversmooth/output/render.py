@@ -21,7 +21,7 @@ from oversmooth.environment.files import write_whole
 from oversmooth.environment.markdown import code_text, line_text, plain_text, table_text
 from oversmooth.errors import BadValue, MissingDependency, OversmoothError
 from oversmooth.output.blocks import FOOTER, Block, Card, Figure, Items, Page, Pair, Table, Words
-from oversmooth.output.charts import FONT, HALF, WIDTHS, Chart, Gauge, HeatMap, Intervals, style, svg, variables
+from oversmooth.output.charts import FONT, HALF, WIDTHS, HeatMap, style, svg, variables
 from oversmooth.results import Analysis, Measurement
 from oversmooth.results.answer import Told
 from oversmooth.results.wording import headline
@@ -184,15 +184,14 @@ def _told(told: tuple[tuple[str, Told], ...]) -> str:
 def _block(block: Block) -> Iterator[str]:
     if isinstance(block, Table):
         yield table_text([column.name for column in block.columns], [[c.shown for c in row] for row in block.rows])
-    elif isinstance(block, Pair):
-        yield from (f"*{line_text(chart.alt)}*" for chart in block.charts)
     elif isinstance(block, Items):
         yield "\n".join(f"- {line_text(item)}" for item in block.items)
     elif isinstance(block, Words):
         text = line_text(block.text)
         yield f"#### {text}" if block.kind == "heading" else (f"[{block.mark}] " if block.mark else "") + text
-    elif isinstance(block, Chart | HeatMap | Intervals | Gauge):
-        yield f"*{line_text(block.alt)}*"
+    else:
+        charts = block.charts if isinstance(block, Pair) else (block,)
+        yield from (f"*{line_text(chart.alt)}*" for chart in charts)
 
 
 # --- A section for a model card: the hub's evaluation results as YAML, and the same for readers ---

@@ -9,8 +9,9 @@ from oversmooth.output.blocks import Block, Items, PageSection, Pair, Words, tab
 from oversmooth.output.charts import Chart, Columns, Fan, HeatMap, Line, Mark, Panel, extent, numbers, places
 from oversmooth.results import Analysis, HeadAttention, LayerInspection, LayerPrediction, Measurement, Prediction
 from oversmooth.results.answer import Answer
+from oversmooth.results.base import fields_of
 from oversmooth.results.prediction import Asymptotic
-from oversmooth.results.wording import PartReading, findings, known_range, range_words, read_parts, worth_words
+from oversmooth.results.wording import PartReading, findings, read_parts, worth_words
 
 RUNG_WORDS = {
     0: "infinite repetition: the theorem",
@@ -194,17 +195,7 @@ def _ladder(stack: str, prediction: Prediction) -> HeatMap:
 
 
 def _agreement_rows(prediction: Prediction) -> list[dict[str, Any]]:
-    return [
-        {
-            "stack": item.stack,
-            "rung": f"{item.rung} {item.name}",
-            "uses": RUNG_WORDS[item.rung],
-            "right sign": item.sign_agreement,
-            "rank correlation": item.rank_correlation,
-            "mean error": item.mean_error,
-        }
-        for item in prediction.agreements
-    ]
+    return [{**fields_of(item), "uses": RUNG_WORDS[item.rung], "missing": ""} for item in prediction.agreements]
 
 
 def _norms(layers: Sequence[LayerInspection]) -> list[Block]:
@@ -212,7 +203,6 @@ def _norms(layers: Sequence[LayerInspection]) -> list[Block]:
         {
             "layer": layer_name(layer),
             "norm": norm.role.replace("_", " "),
-            "kind": norm.kind,
             "share below 0": norm.negative_share if norm.smallest < -ROUNDED else 0.0,
             "smallest": norm.smallest if abs(norm.smallest) > ROUNDED else 0.0,
             "largest": norm.largest,
@@ -249,7 +239,7 @@ def heads_section(analysis: Analysis) -> PageSection | None:
     for stack in dict.fromkeys(head.stack for head in measured):
         blocks.append(_attention_maps(stack, [head for head in measured if head.stack == stack]))
     if 0 < len(measured) <= MOST_ROWS:
-        blocks.append(table_of("attention-heads", "How every head attends", [_head_row(head) for head in measured]))
+        blocks.append(table_of("attention-heads", "How every head attends", [fields_of(head) for head in measured]))
     elif measured:
         blocks.append(Words(text=f"The table of {len(measured)} heads: oversmooth report --tables DIR"))
     if analysis.measurement is not None and not measured:
@@ -345,21 +335,6 @@ def _attention_maps(stack: str, heads: Sequence[HeadAttention]) -> Pair:
             map_of("sink", "Where attention piles up", f"largest share that one position gets; above {SINK} a sink"),
         )
     )
-
-
-def _head_row(head: HeadAttention) -> dict[str, object]:
-    learned = {} if head.learned_sink is None else {"to the learned sink": head.learned_sink}
-    return {
-        "stack": head.stack,
-        "layer": head.depth - 1,
-        "head": head.head,
-        "entropy": head.entropy,
-        "tokens seen": head.effective_tokens,
-        "largest share": head.sink,
-        "at position": head.sink_position,
-        "rank": head.rank,
-        **learned,
-    }
 
 
 # --- all numbers: the distribution, the tables ---
@@ -520,7 +495,11 @@ def turn_blocks(measurement: Measurement) -> Iterator[Block]:
     yield Words(text=f"{worth_words(read_parts(measurement))} {HOW}")
     for stack in dict.fromkeys(reading.stack for reading in readings):
         yield _turn_chart(stack, [reading for reading in readings if reading.stack == stack])
-    yield table_of("turns", "What every sub-block and block does", [_turn_row(r) for r in read_parts(measurement)])
+    yield table_of(
+        "turns",
+        "What every sub-block and block does",
+        [{**fields_of(r), "degrees": r.angle, "weak because": r.reason} for r in read_parts(measurement)],
+    )
 
 
 def _turn_chart(stack: str, readings: Sequence[PartReading]) -> Chart:
@@ -547,37 +526,20 @@ def _turn(reading: PartReading | None, name: str) -> float:
     return reading.angle * shares[name] / (sum(shares.values()) or 1.0)
 
 
-def _turn_row(reading: PartReading) -> dict[str, object]:
-    names = ("stack", "part", "influence", "smoothing", "shared", "differing", "contribution", "ceiling", "undone")
-    row = {name: getattr(reading, name) for name in names}
-    return {
-        "stack": row.pop("stack"),
-        "layer": reading.depth - 1,
-        "degrees": reading.angle,
-        **row,
-        "note": reading.reason,
-    }
-
-
 def theory_blocks(analysis: Analysis) -> Iterator[Block]:
     """Spectra, the ladder in numbers, what-ifs, verdicts."""
-    inspection, prediction = analysis.inspection, analysis.prediction
-    residuals = {stack.name: stack.residual for stack in inspection.stacks}
     yield heading("Eigenvalues of the value map")
-    rows = [_spectrum_row(layer, residuals.get(layer.stack, "")) for layer in inspection.layers]
-    yield table_of("layers", "Spectra per layer", rows)
-    if words := range_words("tendency", list(residuals.values())):
-        yield Words(text=words)
-    if prediction is None:
+    yield table_of("layers", "Spectra per layer", analysis.inspection.rows())
+    if (prediction := analysis.prediction) is None:
         return
     yield heading("The ladder in numbers")
-    yield table_of("ladder-table", "The ladder of every layer", _ladder_rows(prediction, residuals))
+    yield table_of("ladder-table", "The ladder of every layer", prediction.rows())
     if any(layer.leak for layer in prediction.layers):
         yield Words(text=LEAK_WORDS)
-    if len(what_ifs := _what_if_rows(prediction)) > len(prediction.layers):
+    if any(layer.what_ifs for layer in prediction.layers):
         yield heading("What if?")
         yield Words(text="The same features and attention through a changed layer, without touching the model.")
-        yield table_of("what-if-table", "What-if predictions", what_ifs)
+        yield table_of("what-if-table", "What-if predictions", prediction.what_if_rows())
     verdicts = [
         {"layer": place_name(layer), "statement": item.text, "known how": item.basis}
         for layer in prediction.layers
@@ -586,64 +548,6 @@ def theory_blocks(analysis: Analysis) -> Iterator[Block]:
     if verdicts:
         yield heading("Verdict of every layer")
         yield table_of("verdicts", "Verdict of every layer", verdicts)
-
-
-def _spectrum_row(layer: LayerInspection, residual: str) -> dict[str, object]:
-    plain, folded = layer.plain, layer.folded
-    known = known_range("tendency", residual)
-    real, imaginary = plain.dominating if plain else (0.0, 0.0)
-    dominating = f"{real:.3f}" if abs(imaginary) < 5e-4 else f"{real:.3f}±{abs(imaginary):.3f}i"
-    return {
-        "layer": layer_name(layer),
-        "ρ_dc": plain and plain.rho_dc,
-        "at λ": dominating if plain else "",
-        "Re min": plain and plain.min_real,
-        "Re max": plain and plain.max_real,
-        "share Re<0": plain and plain.negative_share,
-        "ρ_dc with norm": folded and folded.rho_dc,
-        "tendency": layer.tendency,
-        "known range": known.cell if known else "",
-        "asymmetry": layer.asymmetry,
-        "value bias": layer.bias_norm,
-        "note": layer.unreadable or ("not diagonalizable" if plain and plain.is_defective else ""),
-    }
-
-
-def _ladder_rows(prediction: Prediction, residuals: Mapping[str, str]) -> list[dict[str, Any]]:
-    ranges = {stack: known_range("exponent", residual) for stack, residual in residuals.items()}
-    longest = max((len(layer.rungs) for layer in prediction.layers), default=0)
-    return [
-        {
-            "layer": place_name(layer),
-            "one pass": layer.direction or "not measured",
-            "measured": layer.measured,
-            "leak": layer.leak or None,
-            "if repeated": layer.regime,
-            "rung 0": layer.rungs[0].mean if layer.rungs else None,
-            "known range of rung 0": known.cell if (known := ranges.get(layer.stack)) else "",
-            **dict.fromkeys((f"rung {k}" for k in range(1, longest)), None),
-            **{f"rung {rung.rung}": rung.mean for rung in layer.rungs[1:]},
-            "carried by": layer.carries or "",
-            "right from rung": layer.explained_from,
-        }
-        for layer in prediction.layers
-    ]
-
-
-def _what_if_rows(prediction: Prediction) -> list[dict[str, Any]]:
-    longest = max((len(layer.rungs) for layer in prediction.layers), default=0)
-    return [
-        {
-            "layer": f"{row['stack']} {row['layer']}".strip(),
-            "what if": row["what_if"],
-            "if repeated": row["regime"] or "",
-            "ρ_dc": row["rho_dc"],
-            "ρ_ac": row["rho_ac"],
-            **{f"rung {k}": row.get(f"rung_{k}") for k in range(longest)},
-            "note": row["not_applicable"] or "",
-        }
-        for row in prediction.what_if_rows()
-    ]
 
 
 def rank_words(answer: Answer) -> str:
