@@ -97,7 +97,7 @@ def chart_of(answer: Answer) -> Chart:
         ),
         x=places(labels, "layer; norm: the final norm" if ends else "layer"),
         panels=(curve_panel(answer, f"How alike tokens are, layer by layer (mean cosine){name}"), _columns(answer)),
-        notes=tuple((k, _note(answer, k)) for k in range(len(labels))),
+        notes=tuple((float(k), _note(answer, k)) for k in range(len(labels))),
     )
 
 
@@ -160,7 +160,7 @@ def columns_panel(
         for name, tone in PARTS.items()
         if name in sums
     )
-    reach = [sum(v for v in layer.values() if (v > 0) == up) for layer in layers for up in (True, False)]
+    reach = [sum((v for v in layer.values() if (v > 0) == up), 0.0) for layer in layers for up in (True, False)]
     low, high = extent(reach, zero=True)
     if high - low < 0.1:
         low, high = min(low, -0.05), max(high, 0.05)
@@ -189,7 +189,7 @@ def _note(answer: Answer, k: int) -> str:
 
 # --- the card as a picture ---
 
-WIDTH, HEIGHT, EDGE = 1200, 630, 56
+WIDTH, HEIGHT, EDGE = 1200.0, 630.0, 56.0
 """Pixels, as sites that show a link want them."""
 ZOOM = 1.9
 """Of the chart in the picture."""
@@ -198,17 +198,17 @@ ZOOM = 1.9
 def picture_of(answer: Answer) -> str:
     """1200 x 630: name, headline, curve, and who it was."""
     room = WIDTH - 2 * EDGE
-    sizes = ((52, 2), (44, 2), (36, 3), (28, 4))
+    sizes = ((52.0, 2), (44.0, 2), (36.0, 3), (28.0, 4))
     size, lines = next(
         (
             (size, found)
             for size, most in sizes
             if len(found := wrapped(answer.headline, room, size, bold=True)) <= most
         ),
-        (24, wrapped(answer.headline, room, 24, bold=True)[:5]),
+        (22.0, wrapped(answer.headline, room, 22.0, bold=True)),
     )
-    name = lettering(EDGE, 74, answer.model, "f-ink b", 25)
-    if text_width(f"{answer.model}  {answer.subject}", 25, bold=True) <= room:
+    name = lettering(EDGE, 74.0, answer.model, "f-ink b", 25.0)
+    if text_width(f"{answer.model}  {answer.subject}", 25.0, bold=True) <= room:
         subject = f'<tspan class="f-soft" style="font-weight:400" dx="14">{escape(answer.subject)}</tspan>'
         name = name.replace("</text>", f"{subject}</text>")
     parts = [name]
@@ -217,7 +217,7 @@ def picture_of(answer: Answer) -> str:
         y += size * 1.14
         parts.append(lettering(EDGE, y, line, "f-ink b", size))
     foot = HEIGHT - 40
-    top_of_foot = foot - 34 - 26 * (len(wrapped(answer.who.title, room - 170, 21)) - 1)
+    top_of_foot = foot - 34 - 26 * (len(wrapped(answer.who.title, room - 170, 21.0)) - 1)
     chart = chart_of(answer)
     frame = (
         drawn(replace(chart, panels=(replace(chart.panels[0], title="", height=200),), notes=()), room / ZOOM)[1] - 200
@@ -225,8 +225,8 @@ def picture_of(answer: Answer) -> str:
     height = int((top_of_foot - y - 24) / ZOOM - frame)
     panel = replace(chart.panels[0], title="", height=max(height, 60))
     inside, _ = drawn(replace(chart, panels=(panel,), notes=()), room / ZOOM)
-    parts.append(f'<g transform="translate({EDGE} {y + 16:.0f}) scale({ZOOM})">{inside}</g>')
-    who = wrapped(answer.who.title, room - 170, 21)
-    parts += [lettering(EDGE, foot - 26 * (len(who) - 1 - k), line, "f-soft", 21) for k, line in enumerate(who)]
-    parts.append(lettering(WIDTH - EDGE, foot, "oversmooth", "f-ink b e", 24))
+    parts.append(f'<g transform="translate({EDGE:g} {y + 16:.0f}) scale({ZOOM})">{inside}</g>')
+    who = wrapped(answer.who.title, room - 170, 21.0)
+    parts += [lettering(EDGE, foot - 26 * (len(who) - 1 - k), line, "f-soft", 21.0) for k, line in enumerate(who)]
+    parts.append(lettering(WIDTH - EDGE, foot, "oversmooth", "f-ink b e", 24.0))
     return picture("".join(parts), WIDTH, HEIGHT)

@@ -65,24 +65,25 @@ SIZE, LINE = 13, 17
 """Of the letters, and from one line to the next."""
 LEVELS = 12
 """Steps of a colour in a heat map."""
+Pixels = float | int
 ROOM = 0.4
 """Share of the width that names at line ends may take; longer ones stand below."""
 
 _WIDE, _NARROW, _THIN = set("mMW@%—"), set('frt()[]{}-/\\ "*'), set("iljI|.,:;'!`")
 
 
-def text_width(text: str, size: float = SIZE, *, bold: bool = False) -> float:
+def text_width(text: str, size: Pixels = SIZE, *, bold: bool = False) -> Pixels:
     """Pixels in the widest font of the list, DejaVu: fonts differ from machine to machine."""
     return sum(_ems(letter) for letter in text) * size * (1.12 if bold else 1.0)
 
 
-def _ems(letter: str) -> float:
+def _ems(letter: str) -> Pixels:
     if letter in _WIDE or ord(letter) > 0x2E7F:
         return 0.98
     return 0.4 if letter in _NARROW else 0.33 if letter in _THIN else 0.72 if letter.isupper() else 0.625
 
 
-def wrapped(text: str, room: float, size: float = SIZE, *, bold: bool = False) -> list[str]:
+def wrapped(text: str, room: Pixels, size: Pixels = SIZE, *, bold: bool = False) -> list[str]:
     """Lines that fit; a word that is too long is broken."""
     lines = [""]
     for word in text.split():
@@ -106,7 +107,7 @@ def style(theme: int | None = None, scope: str = "") -> str:
         colour = f"var(--{name})" if theme is None else colours[theme]
         rules.append(f"{scope}.f-{name}{{fill:{colour}}}{scope}.s-{name}{{stroke:{colour};fill:none}}")
     rules.append(
-        f"{scope}text{{font-family:{FONT};font-size:{SIZE}px}}{scope}.b{{font-weight:600}}{scope}.e{{text-anchor:end}}"
+        f"{scope}text{{font-family:{FONT};font-size:{SIZE:g}px}}{scope}.b{{font-weight:600}}{scope}.e{{text-anchor:end}}"
         f"{scope}.c{{text-anchor:middle}}{scope}.hit{{fill:#000;fill-opacity:0}}"
         f"{scope}.halo{{paint-order:stroke;stroke-width:5px;stroke-linejoin:round}}"
     )
@@ -311,10 +312,12 @@ def extent(values: Sequence[float | None], *, zero: bool = False, margin: float 
 
 def places(labels: Sequence[str], title: str = "") -> Axis:
     """A place for every label."""
-    return Axis(low=-0.6, high=len(labels) - 0.4, ticks=tuple(enumerate(labels)), title=title)
+    return Axis(
+        low=-0.6, high=len(labels) - 0.4, ticks=tuple((float(k), label) for k, label in enumerate(labels)), title=title
+    )
 
 
-def thinned(ticks: Sequence[tuple[float, str]], gap: float = 8) -> list[tuple[float, str]]:
+def thinned(ticks: Sequence[tuple[float, str]], gap: Pixels = 8.0) -> list[tuple[float, str]]:
     """Labels at pixels that do not touch: words always, layers at round numbers, others evenly."""
     words = {k for k, (_, text) in enumerate(ticks) if not text.lstrip("+\N{MINUS SIGN}").replace(".", "").isdigit()}
     words = words if len(words) <= 3 else set()
@@ -337,27 +340,27 @@ def _apart(one: tuple[float, str], other: tuple[float, str], gap: float) -> bool
 # --- pieces of SVG; everything that is not ours is escaped ---
 
 
-def _n(value: float) -> str:
+def _n(value: Pixels) -> str:
     text = f"{value:.1f}"
     return text[:-2] if text.endswith(".0") else text
 
 
-def lettering(x: float, y: float, text: str, classes: str = "f-soft", size: int = 0) -> str:
+def lettering(x: Pixels, y: Pixels, text: str, classes: str = "f-soft", size: Pixels = 0.0) -> str:
     """A line of text; names in it come from files, and are escaped."""
-    sized = f' style="font-size:{size}px"' if size else ""
+    sized = f' style="font-size:{size:g}px"' if size else ""
     return f'<text x="{_n(x)}" y="{_n(y)}" class="{classes}"{sized}>{escape(text)}</text>'
 
 
-def _rule(x1: float, y1: float, x2: float, y2: float, tone: str = "line", more: str = "") -> str:
+def _rule(x1: Pixels, y1: Pixels, x2: Pixels, y2: Pixels, tone: str = "line", more: str = "") -> str:
     return f'<path d="M{_n(x1)} {_n(y1)}L{_n(x2)} {_n(y2)}" class="s-{tone}"{more}/>'
 
 
-def _rect(x: float, y: float, width: float, height: float, classes: str, inside: str = "") -> str:
+def _rect(x: Pixels, y: Pixels, width: Pixels, height: Pixels, classes: str, inside: str = "") -> str:
     box = f'x="{_n(x)}" y="{_n(y)}" width="{_n(max(width, 0))}" height="{_n(max(height, 0))}" class="{classes}"'
     return f"<rect {box}>{inside}</rect>" if inside else f"<rect {box}/>"
 
 
-def _dot(x: float, y: float, radius: float, tone: str, *, is_open: bool = False, title: str = "") -> str:
+def _dot(x: Pixels, y: Pixels, radius: Pixels, tone: str, *, is_open: bool = False, title: str = "") -> str:
     inside = f"<title>{escape(title)}</title>" if title else ""
     look = f's-{tone}" stroke-width="1.8' if is_open else f"f-{tone}"
     return f'<circle cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}" class="{look}">{inside}</circle>'
@@ -376,16 +379,16 @@ class _Entry:
     tone: str
     name: str
     value: str = ""
-    at: float | None = None
+    at: Pixels | None = None
     is_bold: bool = False
     dash: str = ""
     strength: float = 1.0
 
     @property
-    def width(self) -> float:
+    def width(self) -> Pixels:
         return 26 + text_width(self.name, bold=self.is_bold) + (10 + text_width(self.value) if self.value else 0)
 
-    def draw(self, x: float, y: float, right: float | None = None) -> str:
+    def draw(self, x: Pixels, y: Pixels, right: Pixels | None = None) -> str:
         bold = " b" if self.is_bold else ""
         ink = "f-ink" if self.is_bold else "f-soft"
         end = f"{self.name} {self.value}".strip() if right is None else self.name
@@ -394,12 +397,12 @@ class _Entry:
             words += lettering(right, y, self.value, f"{ink} e{bold}")
         return self._symbol(x, y - 4.5) + words
 
-    def _symbol(self, x: float, y: float) -> str:
+    def _symbol(self, x: Pixels, y: Pixels) -> str:
         if self.symbol == "line":
             dash = f' stroke-dasharray="{self.dash}"' if self.dash else ""
             return _rule(x, y, x + 18, y, self.tone, f' stroke-width="{2.4 if self.is_bold else 1.6}"{dash}')
         if self.symbol == "dot":
-            return _dot(x + 9, y, 4, self.tone)
+            return _dot(x + 9, y, 4.0, self.tone)
         if self.symbol == "diamond":
             return _shape(f"M{_n(x + 3)} {_n(y)}l6 -6l6 6l-6 6z", self.tone, is_open=True)
         if self.symbol == "flag":
@@ -431,20 +434,20 @@ def _entries(mark: Mark, y_of: "_Scale") -> Iterator[_Entry]:
 class _Scale:
     """From numbers to pixels."""
 
-    low: float
-    high: float
-    start: float
-    end: float
+    low: Pixels
+    high: Pixels
+    start: Pixels
+    end: Pixels
 
-    def __call__(self, value: float) -> float:
+    def __call__(self, value: Pixels) -> Pixels:
         share = (value - self.low) / (self.high - self.low)
         return self.start + min(max(share, -0.02), 1.02) * (self.end - self.start)
 
 
-def _beside(entries: Sequence[_Entry], x: float, right: float, top: float, bottom: float) -> str:
+def _beside(entries: Sequence[_Entry], x: Pixels, right: Pixels, top: Pixels, bottom: Pixels) -> str:
     """Names at line ends, moved apart where they would touch."""
     wanted = sorted(entries, key=lambda e: top if e.at is None else e.at)
-    ends: list[float] = []
+    ends: list[Pixels] = []
     for entry in wanted:
         at = (top if entry.at is None else entry.at) + 4.5
         ends.append(max(at, ends[-1] + LINE if ends else top + 10))
@@ -457,7 +460,7 @@ def _beside(entries: Sequence[_Entry], x: float, right: float, top: float, botto
     return "".join(entry.draw(x, y, edge) for entry, y in zip(wanted, ends, strict=True))
 
 
-def _below(entries: Sequence[_Entry], left: float, right: float, top: float) -> tuple[str, float]:
+def _below(entries: Sequence[_Entry], left: Pixels, right: Pixels, top: Pixels) -> tuple[str, Pixels]:
     """Entries in rows from the left, long names over several lines; with the height they take."""
     parts, x, y = [], left, top + 12
     for entry in entries:
@@ -478,7 +481,7 @@ def _below(entries: Sequence[_Entry], left: float, right: float, top: float) -> 
 # --- a chart of panels ---
 
 
-def _marks(mark: Mark, x_of: _Scale, y_of: _Scale, step: float) -> str:
+def _marks(mark: Mark, x_of: _Scale, y_of: _Scale, step: Pixels) -> str:
     if isinstance(mark, Fan):
         up = [f"{_n(x_of(x))} {_n(y_of(y))}" for x, y in zip(mark.x, mark.high, strict=True)]
         down = [f"{_n(x_of(x))} {_n(y_of(y))}" for x, y in zip(mark.x, mark.low, strict=True)][::-1]
@@ -506,7 +509,7 @@ def _marks(mark: Mark, x_of: _Scale, y_of: _Scale, step: float) -> str:
     return line + "".join(dots)
 
 
-def _columns(mark: Columns, x_of: _Scale, y_of: _Scale, step: float) -> str:
+def _columns(mark: Columns, x_of: _Scale, y_of: _Scale, step: Pixels) -> str:
     width = max(1.5, min(44, 0.62 * step))
     paths: dict[str, str] = {}
     sums = []
@@ -519,7 +522,7 @@ def _columns(mark: Columns, x_of: _Scale, y_of: _Scale, step: float) -> str:
             if bottom - top >= 0.25:
                 box = f"M{_n(x_of(x) - width / 2)} {_n(top)}h{_n(width)}v{_n(bottom - top)}h-{_n(width)}z"
                 paths[tone] = paths.get(tone, "") + box
-        sums.append(_dot(x_of(x), y_of(sum(h[k] for _, _, h, _ in mark.parts)), 4 if step > 14 else 2, "ink"))
+        sums.append(_dot(x_of(x), y_of(sum(h[k] for _, _, h, _ in mark.parts)), 4.0 if step > 14 else 2.0, "ink"))
     edge = ' stroke-width="1.2"' if step > 14 else ""
     shapes = [
         f'<path d="{d}" class="f-{tone}"/>'
@@ -535,12 +538,12 @@ def _strong(tone: str) -> str:
     return tone.removesuffix("-norm") if tone.endswith("-norm") else ""
 
 
-def _chart(chart: Chart, width: float) -> tuple[str, float]:
+def _chart(chart: Chart, width: Pixels) -> tuple[str, Pixels]:
     zones = [name for panel in chart.panels for _, _, name in panel.y.zones] if width > 600 else []
     ticks = [text for panel in chart.panels for _, text in panel.y.ticks]
     left = max((text_width(text) for text in ticks), default=0) + 12
     left += max(text_width(name) for name in zones) + 12 if zones else 0
-    blank = _Scale(0, 1, 0, 1)
+    blank = _Scale(0.0, 1.0, 0.0, 1.0)
     each = [[e for mark in panel.marks for e in _entries(mark, blank)] for panel in chart.panels]
     widest = max((entry.width for entries in each for entry in entries), default=0.0)
     fits = all(LINE * len(entries) <= panel.height for entries, panel in zip(each, chart.panels, strict=True))
@@ -577,20 +580,20 @@ def _chart(chart: Chart, width: float) -> tuple[str, float]:
     return "".join(parts) + _hits(chart.notes, x_of, left, right, first, bottom), end
 
 
-def _kept(x: float, text: str, width: float) -> float:
+def _kept(x: Pixels, text: str, width: Pixels) -> Pixels:
     """The middle of a label, moved inside the picture."""
     half = text_width(text) / 2
     return min(max(x, half), width - half)
 
 
-def _spacing(axis: Axis) -> float:
+def _spacing(axis: Axis) -> Pixels:
     values = [value for value, _ in axis.ticks]
     if len(values) < 2:
         return axis.high - axis.low
     return min((b - a for a, b in pairwise(values)), default=1.0)
 
 
-def _frame(panel: Panel, y_of: _Scale, left: float, right: float, zones: Sequence[str]) -> str:
+def _frame(panel: Panel, y_of: _Scale, left: Pixels, right: Pixels, zones: Sequence[str]) -> str:
     parts: list[str] = []
     written: list[float] = []
     for value, text in sorted(
@@ -603,12 +606,12 @@ def _frame(panel: Panel, y_of: _Scale, left: float, right: float, zones: Sequenc
             parts.append(lettering(left - 7, y + 4.5, text, "f-soft e"))
             written.append(y)
     for low, high, name in panel.y.zones if zones else ():
-        parts.append(lettering(0, y_of((low + high) / 2) + 4.5, name))
+        parts.append(lettering(0.0, y_of((low + high) / 2) + 4.5, name))
     return "".join(parts)
 
 
 def _hits(
-    notes: Sequence[tuple[float, str]], x_of: _Scale, left: float, right: float, top: float, bottom: float
+    notes: Sequence[tuple[float, str]], x_of: _Scale, left: Pixels, right: Pixels, top: Pixels, bottom: Pixels
 ) -> str:
     """Stretches that can be pointed at, each with what it says."""
     if not notes:
@@ -624,25 +627,25 @@ def _hits(
 # --- heat maps, intervals, gauges ---
 
 
-def _title(text: str, width: float, top: float = 0.0) -> tuple[list[str], float]:
+def _title(text: str, width: Pixels, top: Pixels = 0.0) -> tuple[list[str], Pixels]:
     """Lines of a title, and where they end."""
     lines = wrapped(text, width - 4, bold=True) if text else []
-    parts = [lettering(0, top + LINE * (k + 1) - 4, line, "f-ink b") for k, line in enumerate(lines)]
+    parts = [lettering(0.0, top + LINE * (k + 1) - 4, line, "f-ink b") for k, line in enumerate(lines)]
     return parts, top + LINE * len(lines)
 
 
-def _heat_map(heat: HeatMap, width: float) -> tuple[str, float]:
+def _heat_map(heat: HeatMap, width: Pixels) -> tuple[str, Pixels]:
     rows, columns = len(heat.rows), max(len(heat.columns), 1)
     parts, top = _title(heat.title, width)
     scale, height_of_scale = _scale_of(heat, width, top + 6)
     top += height_of_scale + 12
     if heat.row_title:
-        parts.append(lettering(0, top + 8, heat.row_title))
+        parts.append(lettering(0.0, top + 8, heat.row_title))
         top += LINE
     left = max((text_width(name) for name in heat.rows), default=0) + 8
     cell = max(3.0, min(24.0, 430 / max(rows, 1)))
     right = min(width - 2, left + columns * 56)
-    x_of, bottom = _Scale(0, columns, left, right), top + rows * cell
+    x_of, bottom = _Scale(0.0, float(columns), left, right), top + rows * cell
     for level, tone, path in _levels(heat, x_of, top, cell):
         parts.append(f'<path d="{path}" class="f-{tone}" fill-opacity="{level:.2f}"/>')
     parts.append(f'<path d="M{_n(left)} {_n(top)}H{_n(right)}V{_n(bottom)}H{_n(left)}Z" class="s-line"/>')
@@ -660,7 +663,7 @@ def _heat_map(heat: HeatMap, width: float) -> tuple[str, float]:
     return f"<g {area}>{scale}{''.join(parts)}</g>", under + 7
 
 
-def _levels(heat: HeatMap, x_of: _Scale, top: float, cell: float) -> Iterator[tuple[float, str, str]]:
+def _levels(heat: HeatMap, x_of: _Scale, top: Pixels, cell: Pixels) -> Iterator[tuple[float, str, str]]:
     """Cells of one colour as one path: neighbours in a row are one box."""
     paths: dict[tuple[int, str], list[str]] = {}
     for r, row in enumerate(heat.values):
@@ -677,7 +680,7 @@ def _levels(heat: HeatMap, x_of: _Scale, top: float, cell: float) -> Iterator[tu
     yield from ((level / LEVELS, tone, "".join(boxes)) for (level, tone), boxes in sorted(paths.items()))
 
 
-def shade(heat: HeatMap, value: float) -> tuple[int, str]:
+def shade(heat: HeatMap, value: Pixels) -> tuple[int, str]:
     """How strong a cell is, and in which colour."""
     middle = heat.low if heat.middle is None else heat.middle
     reach = (heat.high - middle if value >= middle else middle - heat.low) or 1.0
@@ -685,7 +688,7 @@ def shade(heat: HeatMap, value: float) -> tuple[int, str]:
     return level, "ink" if (value >= middle) != heat.ink_below else "apart"
 
 
-def _scale_of(heat: HeatMap, width: float, top: float) -> tuple[str, float]:
+def _scale_of(heat: HeatMap, width: Pixels, top: Pixels) -> tuple[str, Pixels]:
     """The colours and what they stand for, above the map."""
     middle = heat.low if heat.middle is None else heat.middle
     low, high = (f"{heat.low:.2g}", f"{heat.high:.2g}")
@@ -702,10 +705,10 @@ def _scale_of(heat: HeatMap, width: float, top: float) -> tuple[str, float]:
             x += 9
     words = wrapped(f"{high}   {heat.unit}".rstrip(), width - x - 8)
     lines = [lettering(x + 6, top + 10 + k * LINE, line) for k, line in enumerate(words)]
-    return lettering(0, top + 10, low) + "".join(boxes + lines), LINE * len(words)
+    return lettering(0.0, top + 10, low) + "".join(boxes + lines), LINE * len(words)
 
 
-def _intervals(figure: Intervals, width: float) -> tuple[str, float]:
+def _intervals(figure: Intervals, width: Pixels) -> tuple[str, Pixels]:
     parts, top = _title(figure.title, width)
     said = max((text_width(row.said) for row in figure.rows), default=0)
     right = width - said - 16 if said else width - 8
@@ -729,21 +732,23 @@ def _intervals(figure: Intervals, width: float) -> tuple[str, float]:
     return "".join(parts), top + 24 + (LINE if figure.x.title else 0)
 
 
-def _interval(row: Interval, x_of: _Scale, y: float) -> str:
-    band = _rect(x_of(-row.margin), y - 8, x_of(row.margin) - x_of(-row.margin), 16, "f-crowded") if row.margin else ""
+def _interval(row: Interval, x_of: _Scale, y: Pixels) -> str:
+    band = (
+        _rect(x_of(-row.margin), y - 8, x_of(row.margin) - x_of(-row.margin), 16.0, "f-crowded") if row.margin else ""
+    )
     line = _rule(x_of(row.low), y, x_of(row.high), y, row.tone, ' stroke-width="2"')
     ground = _dot(x_of(row.value), y, 4.5, "paper") if row.is_open else ""
     return band + line + ground + _dot(x_of(row.value), y, 4.5, row.tone, is_open=row.is_open, title=row.said)
 
 
-def _gauge(gauge: Gauge, width: float) -> tuple[str, float]:
+def _gauge(gauge: Gauge, width: Pixels) -> tuple[str, Pixels]:
     parts, top = _title(gauge.title, width)
     x_of, y = _Scale(0.0, 1.0, 9, width - 9), top + 37
     parts.append(f'<rect x="1" y="{_n(y - 7)}" width="{_n(width - 2)}" height="14" rx="7" class="f-panel"/>')
     ends = [*(start for start, _ in gauge.bands[1:]), 1.0]
     for (start, name), end in list(zip(gauge.bands, ends, strict=True))[1:]:
         edge = width - 1 if end == 1 else x_of(end)
-        parts.append(_rect(x_of(start), y - 7, edge - x_of(start), 14, f"f-{name if name in TONES else 'crowded'}"))
+        parts.append(_rect(x_of(start), y - 7, edge - x_of(start), 14.0, f"f-{name if name in TONES else 'crowded'}"))
     at = [x_of(min(max(value, 0.0), 1.0)) for value in (gauge.start, gauge.value)]
     parts.append(_rule(at[0], y, at[1], y, "ink", ' stroke-width="4"'))
     if gauge.interval is not None:
@@ -754,22 +759,22 @@ def _gauge(gauge: Gauge, width: float) -> tuple[str, float]:
         parts += [_rule(x, y - 6, x, y + 6, "ink", ' stroke-width="2"') for x in (low, high)]
     parts.append(_gauge_marks(gauge, x_of, y))
     parts += [
-        _dot(at[1], y, 10, "paper"),
+        _dot(at[1], y, 10.0, "paper"),
         _dot(at[1], y, 8.5, "ink"),
         _dot(at[0], y, 5.5, "paper"),
-        _dot(at[0], y, 5, "ink", is_open=True),
+        _dot(at[0], y, 5.0, "ink", is_open=True),
     ]
     value = f"{gauge.value:.2f}".replace("-", "\N{MINUS SIGN}")
-    half, words = text_width(value, 19, bold=True) / 2, text_width(gauge.said, 15) + 6
+    half, words = text_width(value, 19.0, bold=True) / 2, text_width(gauge.said, 15.0) + 6
     x = min(max(at[1] - half, 0), width - 2 * half - words)
     said = f'<tspan class="f-soft" style="font-size:15px;font-weight:400" dx="7">{escape(gauge.said)}</tspan>'
-    parts.append(lettering(x, y - 19, value, "f-ink b", 19).replace("</text>", f"{said}</text>"))
+    parts.append(lettering(x, y - 19, value, "f-ink b", 19.0).replace("</text>", f"{said}</text>"))
     parts.append(_bands(gauge, x_of, y + 22, width))
     legend, height = _below(list(_gauge_entries(gauge)), 0, width, y + 32)
     return "".join(parts) + legend, y + 32 + height
 
 
-def _gauge_marks(gauge: Gauge, x_of: _Scale, y: float) -> str:
+def _gauge_marks(gauge: Gauge, x_of: _Scale, y: Pixels) -> str:
     parts = []
     if gauge.untrained is not None:
         x = x_of(max(gauge.untrained, 0.0))
@@ -783,14 +788,16 @@ def _gauge_marks(gauge: Gauge, x_of: _Scale, y: float) -> str:
     return "".join(parts)
 
 
-def _bands(gauge: Gauge, x_of: _Scale, y: float, width: float) -> str:
+def _bands(gauge: Gauge, x_of: _Scale, y: Pixels, width: Pixels) -> str:
     """The names of the bands below their beginnings; the last one ends with the gauge where it has no room."""
-    parts, (start, name) = [], gauge.bands[-1]
+    size = SIZE if width > 400 else SIZE - 2
+    start, name = gauge.bands[-1]
     last = f"{start:g} {name}"
     is_cut = x_of(start) + text_width(last) + 24 > width
-    parts.append(lettering(width - 1, y, last, "f-ink e") if is_cut else lettering(x_of(start), y, last, "f-ink"))
+    place = (width - 1, "f-ink e") if is_cut else (x_of(start), "f-ink")
+    parts = [lettering(place[0], y, last, place[1], size)]
     for start, name in gauge.bands[:-1]:
-        parts.append(lettering(x_of(start) if start else 0, y, f"{start:g} {name}", "f-ink"))
+        parts.append(lettering(x_of(start) if start else 0, y, f"{start:g} {name}", "f-ink", size))
     return "".join(parts) + ("" if is_cut else lettering(width - 1, y, gauge.end, "f-soft e"))
 
 
@@ -809,7 +816,7 @@ def _gauge_entries(gauge: Gauge) -> Iterator[_Entry]:
 # --- pictures ---
 
 
-def drawn(figure: Figure, width: float) -> tuple[str, float]:
+def drawn(figure: Figure, width: Pixels) -> tuple[str, Pixels]:
     """What stands inside the picture, and its height."""
     if isinstance(figure, Chart):
         return _chart(figure, width)
@@ -818,7 +825,7 @@ def drawn(figure: Figure, width: float) -> tuple[str, float]:
     return _intervals(figure, width) if isinstance(figure, Intervals) else _gauge(figure, width)
 
 
-def svg(figure: Figure, width: float, name: str = "") -> str:
+def svg(figure: Figure, width: Pixels, name: str = "") -> str:
     """The picture for a page, whose style gives the colours."""
     inside, height = drawn(figure, width)
     size = f'viewBox="0 0 {_n(width)} {_n(math.ceil(height))}" width="{_n(width)}"'
@@ -826,7 +833,7 @@ def svg(figure: Figure, width: float, name: str = "") -> str:
     return f'<svg class="chart {name}" {size} role="img" aria-label="{label}" tabindex="0">{inside}</svg>'
 
 
-def standalone(figure: Figure, width: float = 720, *, theme: int = 0, frame: float = 16) -> str:
+def standalone(figure: Figure, width: Pixels = 720.0, *, theme: int = 0, frame: Pixels = 16.0) -> str:
     """The picture as a file of its own."""
     inside, height = drawn(figure, width)
     return picture(
@@ -837,7 +844,7 @@ def standalone(figure: Figure, width: float = 720, *, theme: int = 0, frame: flo
     )
 
 
-def picture(inside: str, width: float, height: float, theme: int = 0) -> str:
+def picture(inside: str, width: Pixels, height: Pixels, theme: int = 0) -> str:
     """An SVG file on paper of its own; rules are bound to it, so that a notebook keeps its own."""
     size = f'width="{_n(width)}" height="{_n(height)}" viewBox="0 0 {_n(width)} {_n(height)}"'
     return (
@@ -846,7 +853,7 @@ def picture(inside: str, width: float, height: float, theme: int = 0) -> str:
     )
 
 
-def png(text: str, zoom: float = 2) -> bytes:
+def png(text: str, zoom: Pixels = 2.0) -> bytes:
     """An SVG as a PNG image."""
     try:
         import resvg_py

@@ -85,7 +85,7 @@ def write_card(analysis: Analysis, path: Path) -> None:
     if analysis.answer is None:
         raise BadValue("--card", path.name, "left out where nothing was measured: a card shows the answer")
     text = picture_of(analysis.answer)
-    content = png(text, 1) if path.suffix.lower() == ".png" else text.encode()
+    content = png(text, 1.0) if path.suffix.lower() == ".png" else text.encode()
     write_whole(path, partial(_put, content=content))
 
 

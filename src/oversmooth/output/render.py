@@ -168,8 +168,8 @@ def markdown_of(page: Page) -> str:
 
 def _card(card: Card) -> Iterator[str]:
     yield _told(card.told)
-    for figure in (*card.gauges, *([card.chart] if card.chart else [])):
-        yield f"*{line_text(figure.alt)}*"
+    figures: list[Figure] = [*card.gauges, *([card.chart] if card.chart else [])]
+    yield from (f"*{line_text(figure.alt)}*" for figure in figures)
     yield line_text(card.yardstick)
 
 

@@ -140,7 +140,7 @@ def _over_steps(title: str, words: str, marks: list[Mark], groups: Sequence[RunG
         id="steps-" + re.sub(r"[^a-z]+", "-", title.lower()),
         alt=f"{words} over training steps: {ends}.",
         caption=band,
-        x=numbers(0, last or 1, title="step"),
+        x=numbers(0.0, last or 1, title="step"),
         panels=(Panel(title=words, y=axis_of(marks, is_cosine=is_cosine), marks=tuple(marks), height=180),),
     )
 

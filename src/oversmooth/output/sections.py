@@ -2,12 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from oversmooth.output.blocks import Block, Items, PageSection, Pair, Words, table_of
 from oversmooth.output.charts import Chart, Columns, Fan, HeatMap, Line, Mark, Panel, extent, numbers, places
-from oversmooth.results import Analysis, HeadAttention, LayerInspection, LayerPrediction, Measurement, Prediction
+from oversmooth.results import Analysis, HeadAttention, LayerInspection, LayerPrediction, Measurement, Prediction, Row
 from oversmooth.results.answer import Answer
 from oversmooth.results.base import fields_of
 from oversmooth.results.prediction import Asymptotic
@@ -40,6 +40,13 @@ def layer_name(layer: LayerInspection) -> str:
 def place_name(layer: LayerPrediction) -> str:
     name = f"{layer.stack} {layer.layer}" if layer.stack else f"layer {layer.layer}"
     return name if layer.depth == layer.layer + 1 else f"{name}, pass {layer.depth}"
+
+
+def layered(rows: Iterable[Row]) -> list[Row]:
+    """Rows that count layers from 0 only, as everything on a page does; of shared layers the pass stays beside them."""
+    found = [{"layer": row["depth"] - 1, **row} for row in rows]
+    has_passes = any(row["layer"] != row["depth"] - 1 for row in found)
+    return [{name: value for name, value in row.items() if name != "depth" or has_passes} for row in found]
 
 
 def heading(text: str) -> Words:
@@ -239,7 +246,9 @@ def heads_section(analysis: Analysis) -> PageSection | None:
     for stack in dict.fromkeys(head.stack for head in measured):
         blocks.append(_attention_maps(stack, [head for head in measured if head.stack == stack]))
     if 0 < len(measured) <= MOST_ROWS:
-        blocks.append(table_of("attention-heads", "How every head attends", [fields_of(head) for head in measured]))
+        blocks.append(
+            table_of("attention-heads", "How every head attends", layered(fields_of(head) for head in measured))
+        )
     elif measured:
         blocks.append(Words(text=f"The table of {len(measured)} heads: oversmooth report --tables DIR"))
     if analysis.measurement is not None and not measured:
@@ -498,7 +507,7 @@ def turn_blocks(measurement: Measurement) -> Iterator[Block]:
     yield table_of(
         "turns",
         "What every sub-block and block does",
-        [{**fields_of(r), "degrees": r.angle, "weak because": r.reason} for r in read_parts(measurement)],
+        layered({**fields_of(r), "degrees": r.angle, "weak because": r.reason} for r in read_parts(measurement)),
     )
 
 
@@ -510,7 +519,7 @@ def _turn_chart(stack: str, readings: Sequence[PartReading]) -> Chart:
         own = {reading.depth: reading for reading in readings if reading.part == part}
         parts = tuple((name, tone, tuple(_turn(own.get(depth), name) for depth in depths), "") for name, tone in TURNS)
         columns = Columns(x=tuple(float(k) for k in range(len(depths))), parts=parts)
-        panels.append(Panel(title=f"{part}, degrees", y=numbers(0, top, count=3), marks=(columns,), height=90))
+        panels.append(Panel(title=f"{part}, degrees", y=numbers(0.0, top, count=3), marks=(columns,), height=90))
     return Chart(
         id=identifier("turns-chart", stack),
         alt=f"By how many degrees each sub-block turns tokens{suffix(stack)}; the table below has the numbers.",
@@ -533,13 +542,13 @@ def theory_blocks(analysis: Analysis) -> Iterator[Block]:
     if (prediction := analysis.prediction) is None:
         return
     yield heading("The ladder in numbers")
-    yield table_of("ladder-table", "The ladder of every layer", prediction.rows())
+    yield table_of("ladder-table", "The ladder of every layer", layered(prediction.rows()))
     if any(layer.leak for layer in prediction.layers):
         yield Words(text=LEAK_WORDS)
     if any(layer.what_ifs for layer in prediction.layers):
         yield heading("What if?")
         yield Words(text="The same features and attention through a changed layer, without touching the model.")
-        yield table_of("what-if-table", "What-if predictions", prediction.what_if_rows())
+        yield table_of("what-if-table", "What-if predictions", layered(prediction.what_if_rows()))
     verdicts = [
         {"layer": place_name(layer), "statement": item.text, "known how": item.basis}
         for layer in prediction.layers
