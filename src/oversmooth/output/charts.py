@@ -26,8 +26,8 @@ TONES: Mapping[str, tuple[str, str]] = {
     "null": ("#6f7682", "#8f96a2"),
     "attention": ("#0a5291", "#56aaf0"),
     "attention-norm": ("#8cc1ec", "#2c6597"),
-    "cross": ("#1f7a4d", "#52c98b"),
-    "cross-norm": ("#a3d9bd", "#2a6b49"),
+    "cross": ("#2f8f4e", "#c8e89a"),
+    "cross-norm": ("#b3dfbe", "#5b7440"),
     "feed-forward": ("#c95a12", "#f28b3f"),
     "feed-forward-norm": ("#f8c596", "#93521f"),
     "final": ("#747b87", "#a0a6b1"),
@@ -765,7 +765,7 @@ def _gauge(gauge: Gauge, width: Pixels) -> tuple[str, Pixels]:
         _dot(at[0], y, 5.0, "ink", is_open=True),
     ]
     value = f"{gauge.value:.2f}".replace("-", "\N{MINUS SIGN}")
-    half, words = text_width(value, 19.0, bold=True) / 2, text_width(gauge.said, 15.0) + 6
+    half, words = text_width(value, 19.0, bold=True) / 2, text_width(gauge.said, 15.0) + 8
     x = min(max(at[1] - half, 0), width - 2 * half - words)
     said = f'<tspan class="f-soft" style="font-size:15px;font-weight:400" dx="7">{escape(gauge.said)}</tspan>'
     parts.append(lettering(x, y - 19, value, "f-ink b", 19.0).replace("</text>", f"{said}</text>"))

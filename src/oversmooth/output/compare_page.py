@@ -90,9 +90,10 @@ def compare_words(names: Sequence[str], first: Answer, other: Answer) -> str:
     a, b = names
     tokens = _moves(first.output, other.output)
     said = {1: "tokens end more alike", -1: "tokens end more distinct", 0: "tokens end about as alike"}[tokens]
-    head = f"In {b} {said} {'as' if tokens == 0 else 'than'} in {a}"
+    few = _few(first, other)
+    head = f"{'in' if few else 'In'} {b} {said} {'as' if tokens == 0 else 'than'} in {a}"
     if first.between is None or other.between is None:
-        return f"{_few(first, other)}{head}."
+        return f"{few}{head}."
     texts = _moves(first.between[1], other.between[1])
     tail = {
         1: "different inputs look more alike",
@@ -100,7 +101,7 @@ def compare_words(names: Sequence[str], first: Answer, other: Answer) -> str:
         0: "different inputs stay as they were",
     }
     joined = f"{head}, {'but' if tokens != texts else 'and'} {tail[texts]}."
-    return f"{_few(first, other)}{joined}"
+    return f"{few}{joined}"
 
 
 def _few(*answers: Answer) -> str:

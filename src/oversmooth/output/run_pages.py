@@ -183,7 +183,7 @@ def _group_marks(group: RunGroup, index: int, key_of: Callable[[TrainedRun], str
 
 
 def mean_and_band(
-    name: str, index: int, x: Sequence[float], values: Sequence[Sequence[float]], *, dots: bool = False
+    name: str, index: int, x: Sequence[float | int], values: Sequence[Sequence[float]], *, dots: bool = False
 ) -> list[Mark]:
     """A line for the mean of every place; around it what lies between the smallest and the largest."""
     if not x:

@@ -1,8 +1,8 @@
-"""Charts: every text inside the picture and none over another, from 2 to 100 layers, at every width; equal numbers everywhere."""
+"""Charts: every text inside the picture and none over another, from 2 to 100 layers; equal numbers everywhere."""
 
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 
@@ -237,7 +237,7 @@ def test_labels_keep_the_input_and_the_norm_and_do_not_touch(layers):
     shown = thinned(ticks)
     assert shown[0][1] == "input"
     assert shown[-1][1] == "norm"
-    for (x, one), (y, other) in zip(shown, shown[1:], strict=False):
+    for (x, one), (y, other) in pairwise(shown):
         assert y - x >= (text_width(one) + text_width(other)) / 2
 
 
