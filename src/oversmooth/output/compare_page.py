@@ -369,7 +369,7 @@ def _with_answers(page: Page, names: Sequence[str], analyses: Sequence[Analysis]
     drawn = [n for n, a in zip(names, analyses, strict=True) if a.measurement and a.measurement.data.origin == RANDOM]
     if drawn:
         which = "" if len(drawn) == len(names) else f" for {' and '.join(drawn)} only, so that the inputs differ"
-        verdict = f"On random token ids{which}: {verdict}"
+        verdict = f"On random token ids{which}: {verdict[:1].lower()}{verdict[1:]}"
     subject = answers[0].subject if len({answer.subject for answer in answers}) == 1 else ""
     return replace(page, verdict=verdict, summary=summary, card=card, subject=subject)
 
