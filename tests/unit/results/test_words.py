@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 import torch
+from oversmooth.output.measured_sections import _parts_per_depth, curve_figure
+from oversmooth.output.theory_sections import regime_strip
 
 import oversmooth as osm
-from oversmooth.output.measured_sections import _parts_per_depth, curve_figure
 from oversmooth.output.tables import show_measurement
-from oversmooth.output.theory_sections import regime_strip
 from oversmooth.results import Analysis
 from oversmooth.results.wording import depth_words, dominating_words, headline, short_depth_words, summary, who_words
 from tests.contract.tiny_models import tiny_model
