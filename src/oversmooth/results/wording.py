@@ -366,7 +366,7 @@ def who_of(reading: Reading) -> Told:
     gross = sum(abs(part.change) for part in shown)
     if gross < SEEN:
         return Told(title="No part does much", text=f"{first_large(text)}: {total}." if text else f"{total}.")
-    sides = []
+    sides: list[str] = []
     for verb, side in ((("draws", "draw"), up), (("pushes", "push"), down)):
         names = [part.part for part in side if abs(part.change) >= NAMED * gross]
         if names:
