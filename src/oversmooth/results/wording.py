@@ -46,6 +46,10 @@ NOUNS = {
     "image": ("image", "patch", "patches"),
     "audio": ("recording", "frame", "frames"),
 }
+CROWDED_WORDS = {"crowded": "crowded", "collapsed": "nearly the same"}
+FEW_LAYER_SHAPES = ("at once", "last layers")
+STANDS_OUT = 1.5
+"""How many times the mean change of its run a layer has to make to be named alone."""
 LISTED_RUNS = 3
 """Runs of layers that a sentence names one by one."""
 GENERIC = (
@@ -154,7 +158,8 @@ def subject_words(reading: Reading, words: Words) -> str:
         kind, words_noun = "", "sequences of random token ids" if count != 1 else "sequence of random token ids"
     else:
         words_noun = f"{words.noun}{'s' * (count != 1)}"
-    tokens = f", {data.tokens:,} tokens" if data.tokens else ""
+    is_first = reading.attribution is reading.measurement.attributions[0]
+    tokens = f", {data.tokens:,} tokens" if data.tokens and is_first else ""
     stack = f"{words.stack.removeprefix('the ')}: " if words.stack else ""
     return f"{stack}{depth}, {count:,} {kind}{words_noun}{tokens}"
 
@@ -185,51 +190,65 @@ def headline_of(reading: Reading, words: Words) -> str:
 
 def fact_words(reading: Reading, words: Words) -> str:
     """What happened to the tokens that were measured; starts small, ends without a stop."""
-    shape, tokens = reading.shape, words.tokens
-    is_alike_at_input = band_of(reading.input, reading.bands) == reading.band and reading.state != "distinct"
-    peak = max(reading.levels[1:])
-    peak_band = band_of(peak, reading.bands)
-    if is_alike_at_input and abs(reading.total) < SEEN:
-        crowd = "nearly the same" if reading.state == "collapsed" else "crowded"
-        return f"{tokens} are {crowd} from the start and stay so"
-    if reading.total <= -SEEN and peak - reading.input < SEEN:
-        end = {"distinct": "", "crowded": ", and end crowded", "collapsed": ", and still end nearly the same"}
-        return f"{tokens} grow more distinct with depth{end[reading.state]}"
-    if peak_band.start > reading.band.start and peak - reading.output >= SEEN:
-        at = reading.levels.index(peak) - 1
-        how = "nearly the same" if peak_band.state == "collapsed" else "crowded"
-        is_norm = shape.name != "rises and falls" or reading.levels[-1] == peak
-        parted = "the final norm parts them" if is_norm and reading.norm else "later layers part them"
-        return (
-            f"{tokens} are {how} after layer {reading.blocks[at].label}, and {parted} again: they end {reading.state}"
-        )
-    if reading.state == "collapsed":
+    tokens, state = words.tokens, reading.state
+    if is_alike_from_the_start(reading):
+        return f"{tokens} are {CROWDED_WORDS[state]} from the start and stay so"
+    if reading.total <= -SEEN and max(reading.levels[1:]) - reading.input < SEEN:
+        still = "" if state == "distinct" else f", and still end {CROWDED_WORDS[state]}"
+        return f"{tokens} grow more distinct with depth{still}"
+    if (at := worse_on_the_way(reading)) is not None:
+        how = CROWDED_WORDS[band_of(reading.levels[at], reading.bands).state]
+        by = "the final norm parts" if at == len(reading.blocks) else "later layers part"
+        return f"{tokens} are {how} after layer {reading.blocks[at - 1].label}, and {by} them again"
+    if state == "collapsed":
         count = len(reading.blocks)
-        after = f"after {counted(count)} layers" if count > 1 else "after its one layer"
+        after = f"after {counted(count)} layers" if count > 1 else "after the only layer"
+        is_offset = reading.keeps_rank
         return (
             f"nearly all of each {words.token} is one shared offset {after}"
-            if reading.keeps_rank
+            if is_offset
             else f"all {tokens} are nearly the same {after}"
         )
-    if reading.state == "crowded":
-        first, last = reading.shape.first + reading.first_label, reading.shape.last + reading.first_label
-        if shape.name in ("at once", "last layers"):
-            return f"{tokens} grow crowded, most of it in {layer_words(first, last)} of {len(reading.blocks)}"
-        return f"{tokens} grow crowded"
+    if state == "crowded":
+        return f"{tokens} grow crowded" + (f", most of it in {few}" if (few := few_words(reading)) else "")
     return f"{tokens} stay distinct"
+
+
+def few_words(reading: Reading) -> str:
+    """The few layers at the beginning or the end that make most of a rise; empty where there are none."""
+    shape, count = reading.shape, len(reading.blocks)
+    named = layer_words(shape.first + reading.first_label, shape.last + reading.first_label)
+    if shape.name == "at once":
+        return f"{named} of {count}"
+    size = shape.last - shape.first + 1
+    return f"{named}, the last{'' if size == 1 else f' {counted(size)}'}" if shape.name == "last layers" else ""
+
+
+def is_alike_from_the_start(reading: Reading) -> bool:
+    """Whether the input was in the state of the output, and the model hardly moved it."""
+    is_same = reading.state != "distinct" and band_of(reading.input, reading.bands) == reading.band
+    return is_same and abs(reading.total) < SEEN
+
+
+def worse_on_the_way(reading: Reading) -> int | None:
+    """After how many layers tokens were most alike, where that was a worse state than the output's; otherwise `None`."""
+    peak = max(reading.levels[1:])
+    is_worse = band_of(peak, reading.bands).start > reading.band.start and peak - reading.output >= SEEN
+    return reading.levels.index(peak, 1) if is_worse else None
 
 
 def claim_words(reading: Reading, words: Words) -> str:
     """What that means for the model."""
-    if reading.state == "distinct":
-        return f": {words.model} does not oversmooth"
-    if reading.total <= -SEEN:
-        return ""  # they part with depth, which is no smoothing
-    if abs(reading.total) < SEEN and band_of(reading.input, reading.bands) == reading.band:
+    much = {"distinct": "does not oversmooth", "crowded": "oversmooths in part", "collapsed": "oversmooths"}
+    if is_alike_from_the_start(reading):
         return f": {words.model} adds little to it"
-    if reading.state == "collapsed":
-        return f": {words.model} oversmooths"
-    return f": {words.model} oversmooths in part"
+    if (at := worse_on_the_way(reading)) is not None:
+        there = much[band_of(reading.levels[at], reading.bands).state]
+        here = "not" if reading.state == "distinct" else "in part"
+        return f": {words.model} {there} on the way, {'but ' if here == 'not' else 'and '}{here} at its output"
+    if reading.state != "distinct" and reading.total <= -SEEN:
+        return ""  # they part with depth, which is no smoothing
+    return f": {words.model} {much[reading.state]}"
 
 
 # --- the sentences below it ---
@@ -293,16 +312,13 @@ def _untrained_words(reading: Reading) -> str:
 
 
 def where_of(reading: Reading) -> Told:
-    blocks, total = reading.blocks, change_words(reading.total)
-    if len(blocks) == 1:
-        norm = _norm_words(reading)
-        return Told(
-            title="The only layer",
-            text=f"{change_words(blocks[0].change)}{norm}: {total} in all." if norm else f"{total} in all.",
-        )
-    named = _named_pieces(reading)
-    text = ", ".join(f"{name} {change_words(change)}" for name, change in named)
-    return Told(title=_where_title(reading), text=f"{first_large(text)}{_norm_words(reading)}: {total} in all.")
+    norm, total = _norm_words(reading), f"{change_words(reading.total)} in all"
+    named = [(name, change_words(change)) for name, change in _named_runs(reading)]
+    if len(named) > 1 or norm:
+        total = f"{first_large(', '.join(f'{name} {change}' for name, change in named))}{norm}: {total}"
+    elif len(reading.blocks) > 2 and reading.shape.name != "flat":
+        total += "; no layer does much more than the others"
+    return Told(title=_where_title(reading), text=f"{total}.")
 
 
 def _norm_words(reading: Reading) -> str:
@@ -315,8 +331,10 @@ def _where_title(reading: Reading) -> str:
     count, shape, first = len(reading.blocks), reading.shape, reading.first_label
     if shape.name == "flat":
         return "The final norm" if reading.norm is not None and abs(reading.norm) >= SEEN else "Nowhere"
-    if shape.name in ("at once", "last layers"):
-        return f"Mostly {layer_words(first + shape.first, first + shape.last)} of {count}"
+    if count == 1:
+        return "The only layer"
+    if few := few_words(reading):
+        return f"Mostly {few}"
     main = max(reading.pieces, key=lambda piece: abs(piece.change))
     if main.count < count:
         return first_large(layer_words(first + main.first, first + main.last))
@@ -325,31 +343,36 @@ def _where_title(reading: Reading) -> str:
     return every if has_one_sign else f"Over {every[:1].lower()}{every[1:]}"
 
 
-def _named_pieces(reading: Reading) -> list[tuple[str, float]]:
-    """Runs of layers with what they change; in the main one, the layers that change most stand alone."""
-    first, shape = reading.first_label, reading.shape
+def _named_runs(reading: Reading) -> list[tuple[str, float]]:
+    """Runs of layers with what they change; in the main one, layers that stand out stand alone."""
+    first, count, rise = reading.first_label, len(reading.blocks), reading.levels[-1] - reading.levels[0]
+    if reading.shape.name == "flat":
+        return [(f"all {counted(count)} layers", rise)]
     main = max(reading.pieces, key=lambda piece: abs(piece.change))
-    if shape.name == "flat":
-        return [(f"all {counted(len(reading.blocks))} layers", reading.levels[-1] - reading.levels[0])]
     split = _split(reading, main)
     runs = [run for piece in reading.pieces for run in (split if piece is main else [(piece.first, piece.last)])]
-    spans = [(a, b) for a, b in runs if a <= b]
-    if len(spans) <= LISTED_RUNS:
-        return [(layer_words(first + a, first + b), reading.levels[b + 1] - reading.levels[a]) for a, b in spans]
-    a, b = split[1]
+    if len(runs) > LISTED_RUNS and len(reading.pieces) <= LISTED_RUNS:
+        runs = [(piece.first, piece.last) for piece in reading.pieces]
+    if len(runs) <= LISTED_RUNS:
+        return [(layer_words(first + a, first + b), reading.levels[b + 1] - reading.levels[a]) for a, b in runs]
+    a, b = max(split, key=lambda run: abs(reading.levels[run[1] + 1] - reading.levels[run[0]]) / (run[1] - run[0] + 1))
     most = reading.levels[b + 1] - reading.levels[a]
-    others = f"the other {counted(len(reading.blocks) - (b - a + 1))} layers"
-    return [(layer_words(first + a, first + b), most), (others, reading.levels[-1] - reading.levels[0] - most)]
+    return [
+        (layer_words(first + a, first + b), most),
+        (f"the other {counted(count - (b - a + 1))} layers", rise - most),
+    ]
 
 
 def _split(reading: Reading, piece: Piece) -> list[tuple[int, int]]:
-    """A run of layers around those of it that change most."""
-    if reading.shape.name in ("at once", "last layers"):
+    """A run of layers around those of it that stand out; the whole run where none does."""
+    if reading.shape.name in FEW_LAYER_SHAPES:
         a, b = max(reading.shape.first, piece.first), min(reading.shape.last, piece.last)
     else:
         sign = 1 if piece.change > 0 else -1
         a = b = max(range(piece.first, piece.last + 1), key=lambda at: sign * reading.blocks[at].change)
-    return [(piece.first, a - 1), (a, b), (b + 1, piece.last)]
+        if piece.count > 2 and sign * reading.blocks[a].change < STANDS_OUT * abs(piece.change) / piece.count:
+            return [(piece.first, piece.last)]
+    return [(first, last) for first, last in ((piece.first, a - 1), (a, b), (b + 1, piece.last)) if first <= last]
 
 
 # --- who: parts, which add up to the same; opposite effects stand side by side ---
@@ -374,7 +397,7 @@ def who_of(reading: Reading) -> Told:
             where = "together" if verb[0] == "draws" else "apart"
             sides.append(f"{_together(names)} {verb[len(names) > 1]} {whom} {where}")
     title = first_large("; ".join(sides)) if sides else "Many parts, each a little"
-    return Told(title=title, text=f"{first_large(text)}: {total}.")
+    return Told(title=title, text=f"{first_large(text)}: {total}." if len(shown) > 1 else f"{total}.")
 
 
 def _together(names: Sequence[str]) -> str:
@@ -433,14 +456,16 @@ def now_of(reading: Reading, words: Words) -> Told:
         return Told(title="Measure real text first.", command=commands.run("measure", more="--data texts.txt"))
     if reading.is_few or (reading.borders and not reading.is_tight) or reading.measurement.is_partial:
         return Told(title=f"Measure more {words.noun}s first.", command=commands.more(words.noun, reading.sequences))
-    if reading.state == "distinct" and not reading.partial and band_of(reading.peak, reading.bands) == reading.band:
+    if reading.partial:
+        return Told(title="Look at what the reading leaves out.", command=commands.run("verify"))
+    if reading.state == "distinct" and band_of(reading.peak, reading.bands) == reading.band:
         return Told(
             title="Nothing to fix. To keep it so, check it in CI:",
             command=commands.run(
                 "gate", more=f"--max-cosine {reading.limit:.2f}", rules=f"max_cosine={reading.limit:.2f}"
             ),
         )
-    if shape.name in ("at once", "last layers"):
+    if shape.name in FEW_LAYER_SHAPES:
         first, last = shape.first + reading.first_label, shape.last + reading.first_label
         named = layer_words(first, last)
         return Told(title=f"See what {named} {'is' if first == last else 'are'} worth.", command=commands.run("ablate"))
