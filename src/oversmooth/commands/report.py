@@ -287,7 +287,12 @@ def report(
     save: Annotated[
         Path | None, typer.Option(help="Also save the analysis as JSON; `report` and `compare` can open it again.")
     ] = None,
-    figures: Annotated[Path | None, typer.Option(help="Also write PDF, PNG and SVG figures into this folder.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write the card and every chart as SVG and PNG into this folder.")
+    ] = None,
+    card: Annotated[
+        Path | None, typer.Option(help="Also write the answer as a picture of 1200 x 630: FILE.png or FILE.svg.")
+    ] = None,
     tables: Tables = None,
     solve: Solve = 2,
     what_if: WhatIfs = None,
@@ -300,11 +305,12 @@ def report(
     reading: ReadingOptions,
 ) -> None:
     """Write one self-contained page with the verdict, the curves, the spectra and the explanation."""
-    from oversmooth.output.figures import write_figures
+    from oversmooth.output.figures import write_card, write_figures
 
     output = destination(output, "report", format, tables)
     require_writable(save)
-    _require_one(targets or [], {"--save": save, "--figures": figures})
+    require_writable(card)
+    _require_one(targets or [], {"--save": save, "--figures": figures, "--card": card})
     if run is not None:
         if targets:
             raise Conflict(["a model", "--run"])
@@ -319,6 +325,8 @@ def report(
         if figures is not None:
             for path in write_figures(analyses[0], figures):
                 typer.echo(path, err=True)
+        if card is not None:
+            write_card(analyses[0], card)
         put_tables(analyses, tables)
     put_page(page, output, format)
 

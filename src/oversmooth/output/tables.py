@@ -342,8 +342,8 @@ def show_plugins(rows: Sequence[Row]) -> None:
 # --- A prediction as tables for the terminal: the theorem, the ladder beside the measurement ---
 
 LEAK_WORDS = (
-    "leak: how much of what all tokens share is turned into differences, because a gate, a sink or a norm on heads lets "
-    "every token write with a gain of its own; it works against smoothing."
+    "leak: how much of what all tokens share is turned into differences, because a gate, a sink or a norm on heads "
+    "lets every token write with a gain of its own; it works against smoothing."
 )
 COLOURS = {
     "no clear change": "dim",

@@ -7,8 +7,7 @@ from oversmooth.results.base import Missing, Provenance, Row, SavedResult, field
 from oversmooth.results.inspection import StreamCheck
 
 if TYPE_CHECKING:
-    import matplotlib.figure
-
+    from oversmooth.output.figures import Drawing
     from oversmooth.results.answer import Answer
 
 
@@ -328,11 +327,11 @@ class Measurement(SavedResult):
         """Its heading there."""
         return "Who smooths, at unit length?"
 
-    def plot(self, metric: str = "cosine") -> "matplotlib.figure.Figure":
-        """A figure of the metric over depth with bands of one standard error (needs matplotlib)."""
-        from oversmooth.output.figures import curve_figure
+    def plot(self, metric: str = "cosine") -> "Drawing":
+        """A chart of the metric over depth with bands of one standard error, shown in a notebook; `.save(path)` keeps it."""
+        from oversmooth.output.figures import curve_drawing
 
-        return curve_figure(self, metric)
+        return curve_drawing(self, metric)
 
     def __repr__(self) -> str:
         metrics = [name for name, _ in self.definitions]
