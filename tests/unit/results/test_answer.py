@@ -240,7 +240,7 @@ def test_how_sure_gives_the_interval_or_what_was_seen():
     )
     spread = measured(attribution(ramp(0.1, 0.3, 6), values=[0.2, 0.3, 0.3, 0.4])).answer
     assert spread.sure.title == "0.30, 95% interval 0.17 to 0.43"
-    assert spread.sure.text == "Four texts; the whole interval is distinct."
+    assert spread.sure.text == "Four texts; all of it is distinct."
     assert "Random ids say nothing about real text." in CASES["80 layers, random ids"][0].answer.sure.text
 
 
