@@ -83,7 +83,9 @@ def analyze(
     noted = missing if given is None else None
     show = _begun(stage, "Measuring, layers of sequences")
     measurement = _tried(
-        "measurement", noted, lambda: measure(model, given, metrics=REPORTED, pairs=True, progress=show, **reading)
+        "measurement",
+        noted,
+        lambda: measure(model, given, metrics=REPORTED, pairs=True, null=True, progress=show, **reading),
     )
     prediction = None
     if solve:

@@ -14,6 +14,7 @@ from oversmooth.measurement.metrics import DEFAULT_METRICS, Choice
 from oversmooth.measurement.observer import MeasurementObserver, select
 from oversmooth.measurement.pairs import PairGatherer
 from oversmooth.measurement.passes import Run, open_live, pass_through
+from oversmooth.measurement.untrained import measure_untrained
 from oversmooth.models.hooks.attention_maps import attention_watched
 from oversmooth.models.hooks.places import BRANCHES, NORMS, PLACES, STREAM
 from oversmooth.models.open import LiveModel, Target
@@ -32,6 +33,7 @@ def measure(
     at: str | Sequence[str] = "stream",
     prefix_tokens: str = "keep",
     pairs: bool = False,
+    null: bool = False,
     progress: Progress = no_progress,
     **options: Unpack[RunKeywords],
 ) -> Measurement:
@@ -42,9 +44,10 @@ def measure(
     `max_tokens`, `per_line`, `mean`, `std` and others of `DataOptions`. `at` is `stream` (default),
     `norms`, `branches`, `all`, or names of places. `metrics` are names, functions of your own, `steps` (what each sub-block
     and block does: influence and its parts), `attention` (entropy, sinks, rank), or `all`. `prefix_tokens` is `keep` or
-    `drop`. With `pairs`, also how the cosines of all pairs of tokens are spread at block outputs. Ctrl-C returns what was
-    measured so far, marked partial. How the model is opened and run: `device`, `dtype`, `offload`, `base` and others of
-    `LoadOptions`. A live model's mode, hooks and device stay as they are.
+    `drop`. With `pairs`, also how the cosines of all pairs of tokens are spread at block outputs; with `null`, also the mean
+    cosine of the same architecture untrained. Ctrl-C returns what was measured so far, marked partial. How the model is
+    opened and run: `device`, `dtype`, `offload`, `base` and others of `LoadOptions`. A live model's mode, hooks and device
+    stay as they are.
 
     >>> import torch, oversmooth as osm
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
@@ -73,9 +76,17 @@ def measure(
                 observer.attention.maps_of = watching.enter_context(attention_watched(live.stacks, live.store))
             yield observer
 
+    given = list(data) if null and data is not None and not isinstance(data, str) else data
     with model.alone:
-        run = pass_through(*open_live(model, data, "measure", how), watch, how.max_samples, progress)
-        return _result(run, seed=how.seed, prefix_tokens=prefix_tokens)
+        run = pass_through(*open_live(model, given, "measure", how), watch, how.max_samples, progress)
+        found = _result(run, seed=how.seed, prefix_tokens=prefix_tokens)
+        if not null:
+            return found
+        if found.is_partial:
+            return replace(found, untrained_missing="the run was interrupted")
+        facts = {"inputs_sha256": found.data.sha256, "prefix_tokens": prefix_tokens}
+        curves, reason = measure_untrained(model, given, how, **facts)
+        return replace(found, untrained=curves, untrained_missing=reason)
 
 
 def _result(run: Run[MeasurementObserver], *, seed: int, prefix_tokens: str) -> Measurement:

@@ -13,7 +13,7 @@ from oversmooth.output.compare_page import RELATIVE, line_style
 from oversmooth.results import Analysis, Measurement
 from oversmooth.results.base import signed
 from oversmooth.results.runs import Point, RunGroup, TrainedRun, grouped, run_names
-from oversmooth.results.wording import NAMES, Highlight
+from oversmooth.results.wording import Highlight
 
 # --- curves over training, from the JSONL file that the monitor writes ---
 
@@ -273,9 +273,8 @@ def _who_words(group: RunGroup, plain: RunGroup) -> str:
         return ""
     own = mine.get("attention")
     attention = f", while its attention changes {signed(own)}" if own is not None and kind != "attention" else ""
-    name = NAMES.get(kind, kind)
     return (
-        f"Against it works {name}: log(HFC/LFC) at unit length changes by {signed(mine[kind])} there, and by "
+        f"Against it works {kind}: log(HFC/LFC) at unit length changes by {signed(mine[kind])} there, and by "
         f"{signed(others.get(kind, 0.0))} in {plain.said}{attention}."
     )
 

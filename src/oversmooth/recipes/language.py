@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import nn
 
-from oversmooth.environment.files import make_folder, write_text_whole
+from oversmooth.environment.files import cache_folder, make_folder, write_text_whole
 from oversmooth.errors import BadValue, NotDivisible, OddNumber, UnreadableData
 from oversmooth.models.live import register_own_models
 from oversmooth.recipes.corpus import Corpus, CorpusSettings, prepare_corpus
@@ -195,8 +195,6 @@ def python_docs(folder: Path) -> Path:
 
 # --- A language recipe becomes a job ---
 
-CACHE = "OVERSMOOTH_CACHE"
-"""Environment variable: the folder in which corpora are kept."""
 SECONDS_BETWEEN_LINES = 10.0
 log = logging.getLogger(__name__)
 
@@ -254,15 +252,9 @@ def _require_processes(recipe: LanguageRecipe) -> None:
         raise NotDivisible(key, smallest, "the number of processes", processes)
 
 
-def cache_folder() -> Path:
-    """Where corpora are kept: `$OVERSMOOTH_CACHE`, or the user's cache."""
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return Path(os.environ.get(CACHE, home / "oversmooth")).expanduser() / "corpora"
-
-
 def load_corpus(data: LanguageData, given: str | None) -> Corpus:
     """The corpus of a recipe, or of `--data`; what was passed over is said once."""
-    cache, source = cache_folder(), given or data.source
+    cache, source = cache_folder("corpora"), given or data.source
     if source == PYTHON_DOCS:
         make_folder(cache)
         source = str(python_docs(cache))

@@ -317,16 +317,6 @@ class Measurement(SavedResult):
 
         return first_of(self.answers)
 
-    @property
-    def shown_attributions(self) -> tuple[Attribution, ...]:
-        """What the page speaks of until it speaks of the answer."""
-        return self.unit_attributions
-
-    @property
-    def attribution_title(self) -> str:
-        """Its heading there."""
-        return "Who smooths, at unit length?"
-
     def plot(self, metric: str = "cosine") -> "Drawing":
         """A chart of the metric over depth with bands of one standard error, shown in a notebook; `.save(path)` keeps it."""
         from oversmooth.output.figures import curve_drawing
@@ -466,33 +456,26 @@ class Breach:
     """What was found; `None` where there is nothing to be judged."""
     bound: float
     sub_block: str = ""
-    """Which part of that block smooths most; empty where that is not known."""
+    """Which part of that block raises the mean cosine most; empty where none does, or that is not known."""
     sub_block_change: float | None = None
-    """By how much it changes `log(HFC/LFC)` of tokens at unit length; below 0 it smooths."""
+    """By how much."""
 
     @property
     def words(self) -> str:
         """One sentence: what was found where, and what was allowed."""
-        where = "the run" if self.depth == 0 else f"layer {self.depth - 1}"
+        where = "the run" if self.depth == 0 else f"after layer {self.depth - 1}"
         where = f"{self.stack} {where}" if self.stack else where
         side, _, metric = self.rule.partition("_")
-        if side == "against":
-            allowed, metric = (
-                f"{'at most' if metric == 'cosine' else 'at least'} {self.bound:.4g}",
-                f"{metric}, compared",
-            )
-        else:
-            allowed = f"{'at most' if side == 'max' else 'at least'} {self.bound:.4g}"
+        is_upper = metric == "cosine" if side == "against" else side == "max"
+        name = "mean cosine" if metric == "cosine" else metric
         found = "has no value" if self.value is None else f"is {self.value:.4g}"
+        allowed = f"at {'most' if is_upper else 'least'} {self.bound:.4g} is allowed"
+        compared = " by the saved analysis" if side == "against" else ""
         why = ""
-        if self.sub_block:
-            change = (
-                f" ({self.sub_block_change:+.3f} in log HFC/LFC at unit length)"
-                if self.sub_block_change is not None
-                else ""
-            )
-            why = f"; its {self.sub_block} smooths most{change}"
-        return f"{where}: {metric} {found}, allowed is {allowed}{why}"
+        if self.sub_block and self.sub_block_change is not None:
+            raised = "it" if metric == "cosine" else "the mean cosine"
+            why = f"; in that layer, {self.sub_block} raises {raised} most ({self.sub_block_change:+.2f})"
+        return f"{where}: {name} {found}, {allowed}{compared}{why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

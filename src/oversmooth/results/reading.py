@@ -134,15 +134,7 @@ class Reading:
     @cached_property
     def layers(self) -> tuple[LayerChange, ...]:
         """What each layer changes, and last the final norm; they add up to the total."""
-        depths = list(dict.fromkeys(part.depth for part in self.attribution.parts))
-        last = [(part.part, part.change) for part in self.attribution.parts if part.part == "final norm"]
-        found = []
-        for depth in depths:
-            parts = [p for p in self.attribution.parts if p.depth == depth and p.part != "final norm"]
-            if parts:
-                changes = tuple((part.part, part.change) for part in parts)
-                found.append(LayerChange(label=str(depth - 1), change=sum(c for _, c in changes), parts=changes))
-        return (*found, *(LayerChange(label=name, change=change, parts=((name, change),)) for name, change in last))
+        return changes_of(self.attribution)
 
     @cached_property
     def levels(self) -> tuple[float, ...]:
@@ -309,6 +301,23 @@ class Reading:
         if not curve or final is None or curve[0].mean is None or final.mean is None:
             return None
         return curve[0].mean, final.mean
+
+
+def levels_of(attribution: Attribution) -> tuple[float, ...]:
+    """The number at the input, after each layer, and after the final norm where there is one."""
+    changes = changes_of(attribution)
+    return tuple(accumulate((layer.change for layer in changes), initial=attribution.start))
+
+
+def changes_of(attribution: Attribution) -> tuple[LayerChange, ...]:
+    """What each layer changes, and last the final norm; they add up to the total."""
+    found = []
+    for depth in dict.fromkeys(part.depth for part in attribution.parts):
+        parts = [(p.part, p.change) for p in attribution.parts if p.depth == depth and p.part != "final norm"]
+        if parts:
+            found.append(LayerChange(label=str(depth - 1), change=sum(c for _, c in parts), parts=tuple(parts)))
+    last = [(part.part, part.change) for part in attribution.parts if part.part == "final norm"]
+    return (*found, *(LayerChange(label=name, change=change, parts=((name, change),)) for name, change in last))
 
 
 def readings_of(measurement: Measurement, bands: Bands = BANDS) -> tuple[Reading, ...]:

@@ -3,22 +3,16 @@
 The answer is made from a `Reading`, which computes what the numbers say; here that only becomes words.
 """
 
-import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from itertools import groupby, pairwise
-from statistics import median
-from typing import Any, Literal
 
 from oversmooth.results.answer import Analysis, Answer, PartChange, Told
 from oversmooth.results.base import Provenance, signed
-from oversmooth.results.inspection import Inspection, StreamCheck
-from oversmooth.results.measurement import Attribution, DataFacts, DominatingToken, KindChange, Measurement, TextFacts
-from oversmooth.results.prediction import Prediction
+from oversmooth.results.inspection import StreamCheck
+from oversmooth.results.measurement import Attribution, DataFacts, DominatingToken, Measurement, TextFacts
 from oversmooth.results.reading import BANDS, NAMED, SEEN, Bands, Piece, Reading, band_of, readings_of
 
 # --- the answer in sentences: headline, deck, where, who, how sure and what now, from the numbers of a `Reading` ---
@@ -46,6 +40,10 @@ NOUNS = {
     "image": ("image", "patch", "patches"),
     "audio": ("recording", "frame", "frames"),
 }
+CROWDED_WORDS = {"crowded": "crowded", "collapsed": "nearly the same"}
+FEW_LAYER_SHAPES = ("at once", "last layers")
+STANDS_OUT = 1.5
+"""How many times the mean change of its run a layer has to make to be named alone."""
 LISTED_RUNS = 3
 """Runs of layers that a sentence names one by one."""
 GENERIC = (
@@ -154,7 +152,8 @@ def subject_words(reading: Reading, words: Words) -> str:
         kind, words_noun = "", "sequences of random token ids" if count != 1 else "sequence of random token ids"
     else:
         words_noun = f"{words.noun}{'s' * (count != 1)}"
-    tokens = f", {data.tokens:,} tokens" if data.tokens else ""
+    is_first = reading.attribution is reading.measurement.attributions[0]
+    tokens = f", {data.tokens:,} tokens" if data.tokens and is_first else ""
     stack = f"{words.stack.removeprefix('the ')}: " if words.stack else ""
     return f"{stack}{depth}, {count:,} {kind}{words_noun}{tokens}"
 
@@ -185,51 +184,65 @@ def headline_of(reading: Reading, words: Words) -> str:
 
 def fact_words(reading: Reading, words: Words) -> str:
     """What happened to the tokens that were measured; starts small, ends without a stop."""
-    shape, tokens = reading.shape, words.tokens
-    is_alike_at_input = band_of(reading.input, reading.bands) == reading.band and reading.state != "distinct"
-    peak = max(reading.levels[1:])
-    peak_band = band_of(peak, reading.bands)
-    if is_alike_at_input and abs(reading.total) < SEEN:
-        crowd = "nearly the same" if reading.state == "collapsed" else "crowded"
-        return f"{tokens} are {crowd} from the start and stay so"
-    if reading.total <= -SEEN and peak - reading.input < SEEN:
-        end = {"distinct": "", "crowded": ", and end crowded", "collapsed": ", and still end nearly the same"}
-        return f"{tokens} grow more distinct with depth{end[reading.state]}"
-    if peak_band.start > reading.band.start and peak - reading.output >= SEEN:
-        at = reading.levels.index(peak) - 1
-        how = "nearly the same" if peak_band.state == "collapsed" else "crowded"
-        is_norm = shape.name != "rises and falls" or reading.levels[-1] == peak
-        parted = "the final norm parts them" if is_norm and reading.norm else "later layers part them"
-        return (
-            f"{tokens} are {how} after layer {reading.blocks[at].label}, and {parted} again: they end {reading.state}"
-        )
-    if reading.state == "collapsed":
+    tokens, state = words.tokens, reading.state
+    if is_alike_from_the_start(reading):
+        return f"{tokens} are {CROWDED_WORDS[state]} from the start and stay so"
+    if reading.total <= -SEEN and max(reading.levels[1:]) - reading.input < SEEN:
+        still = "" if state == "distinct" else f", and still end {CROWDED_WORDS[state]}"
+        return f"{tokens} grow more distinct with depth{still}"
+    if (at := worse_on_the_way(reading)) is not None:
+        how = CROWDED_WORDS[band_of(reading.levels[at], reading.bands).state]
+        by = "the final norm parts" if at == len(reading.blocks) else "later layers part"
+        return f"{tokens} are {how} after layer {reading.blocks[at - 1].label}, and {by} them again"
+    if state == "collapsed":
         count = len(reading.blocks)
-        after = f"after {counted(count)} layers" if count > 1 else "after its one layer"
+        after = f"after {counted(count)} layers" if count > 1 else "after the only layer"
+        is_offset = reading.keeps_rank
         return (
             f"nearly all of each {words.token} is one shared offset {after}"
-            if reading.keeps_rank
+            if is_offset
             else f"all {tokens} are nearly the same {after}"
         )
-    if reading.state == "crowded":
-        first, last = reading.shape.first + reading.first_label, reading.shape.last + reading.first_label
-        if shape.name in ("at once", "last layers"):
-            return f"{tokens} grow crowded, most of it in {layer_words(first, last)} of {len(reading.blocks)}"
-        return f"{tokens} grow crowded"
+    if state == "crowded":
+        return f"{tokens} grow crowded" + (f", most of it in {few}" if (few := few_words(reading)) else "")
     return f"{tokens} stay distinct"
+
+
+def few_words(reading: Reading) -> str:
+    """The few layers at the beginning or the end that make most of a rise; empty where there are none."""
+    shape, count = reading.shape, len(reading.blocks)
+    named = layer_words(shape.first + reading.first_label, shape.last + reading.first_label)
+    if shape.name == "at once":
+        return f"{named} of {count}"
+    size = shape.last - shape.first + 1
+    return f"{named}, the last{'' if size == 1 else f' {counted(size)}'}" if shape.name == "last layers" else ""
+
+
+def is_alike_from_the_start(reading: Reading) -> bool:
+    """Whether the input was in the state of the output, and the model hardly moved it."""
+    is_same = reading.state != "distinct" and band_of(reading.input, reading.bands) == reading.band
+    return is_same and abs(reading.total) < SEEN
+
+
+def worse_on_the_way(reading: Reading) -> int | None:
+    """After how many layers tokens were most alike, where that was a worse state than the output's; otherwise `None`."""
+    peak = max(reading.levels[1:])
+    is_worse = band_of(peak, reading.bands).start > reading.band.start and peak - reading.output >= SEEN
+    return reading.levels.index(peak, 1) if is_worse else None
 
 
 def claim_words(reading: Reading, words: Words) -> str:
     """What that means for the model."""
-    if reading.state == "distinct":
-        return f": {words.model} does not oversmooth"
-    if reading.total <= -SEEN:
-        return ""  # they part with depth, which is no smoothing
-    if abs(reading.total) < SEEN and band_of(reading.input, reading.bands) == reading.band:
+    much = {"distinct": "does not oversmooth", "crowded": "oversmooths in part", "collapsed": "oversmooths"}
+    if is_alike_from_the_start(reading):
         return f": {words.model} adds little to it"
-    if reading.state == "collapsed":
-        return f": {words.model} oversmooths"
-    return f": {words.model} oversmooths in part"
+    if (at := worse_on_the_way(reading)) is not None:
+        there = much[band_of(reading.levels[at], reading.bands).state]
+        here = "not" if reading.state == "distinct" else "in part"
+        return f": {words.model} {there} on the way, {'but ' if here == 'not' else 'and '}{here} at its output"
+    if reading.state != "distinct" and reading.total <= -SEEN:
+        return ""  # they part with depth, which is no smoothing
+    return f": {words.model} {much[reading.state]}"
 
 
 # --- the sentences below it ---
@@ -293,16 +306,13 @@ def _untrained_words(reading: Reading) -> str:
 
 
 def where_of(reading: Reading) -> Told:
-    blocks, total = reading.blocks, change_words(reading.total)
-    if len(blocks) == 1:
-        norm = _norm_words(reading)
-        return Told(
-            title="The only layer",
-            text=f"{change_words(blocks[0].change)}{norm}: {total} in all." if norm else f"{total} in all.",
-        )
-    named = _named_pieces(reading)
-    text = ", ".join(f"{name} {change_words(change)}" for name, change in named)
-    return Told(title=_where_title(reading), text=f"{first_large(text)}{_norm_words(reading)}: {total} in all.")
+    norm, total = _norm_words(reading), f"{change_words(reading.total)} in all"
+    named = [(name, change_words(change)) for name, change in _named_runs(reading)]
+    if len(named) > 1 or norm:
+        total = f"{first_large(', '.join(f'{name} {change}' for name, change in named))}{norm}: {total}"
+    elif len(reading.blocks) > 2 and reading.shape.name != "flat":
+        total += "; no layer does much more than the others"
+    return Told(title=_where_title(reading), text=f"{total}.")
 
 
 def _norm_words(reading: Reading) -> str:
@@ -315,8 +325,10 @@ def _where_title(reading: Reading) -> str:
     count, shape, first = len(reading.blocks), reading.shape, reading.first_label
     if shape.name == "flat":
         return "The final norm" if reading.norm is not None and abs(reading.norm) >= SEEN else "Nowhere"
-    if shape.name in ("at once", "last layers"):
-        return f"Mostly {layer_words(first + shape.first, first + shape.last)} of {count}"
+    if count == 1:
+        return "The only layer"
+    if few := few_words(reading):
+        return f"Mostly {few}"
     main = max(reading.pieces, key=lambda piece: abs(piece.change))
     if main.count < count:
         return first_large(layer_words(first + main.first, first + main.last))
@@ -325,31 +337,36 @@ def _where_title(reading: Reading) -> str:
     return every if has_one_sign else f"Over {every[:1].lower()}{every[1:]}"
 
 
-def _named_pieces(reading: Reading) -> list[tuple[str, float]]:
-    """Runs of layers with what they change; in the main one, the layers that change most stand alone."""
-    first, shape = reading.first_label, reading.shape
+def _named_runs(reading: Reading) -> list[tuple[str, float]]:
+    """Runs of layers with what they change; in the main one, layers that stand out stand alone."""
+    first, count, rise = reading.first_label, len(reading.blocks), reading.levels[-1] - reading.levels[0]
+    if reading.shape.name == "flat":
+        return [(f"all {counted(count)} layers", rise)]
     main = max(reading.pieces, key=lambda piece: abs(piece.change))
-    if shape.name == "flat":
-        return [(f"all {counted(len(reading.blocks))} layers", reading.levels[-1] - reading.levels[0])]
     split = _split(reading, main)
     runs = [run for piece in reading.pieces for run in (split if piece is main else [(piece.first, piece.last)])]
-    spans = [(a, b) for a, b in runs if a <= b]
-    if len(spans) <= LISTED_RUNS:
-        return [(layer_words(first + a, first + b), reading.levels[b + 1] - reading.levels[a]) for a, b in spans]
-    a, b = split[1]
+    if len(runs) > LISTED_RUNS and len(reading.pieces) <= LISTED_RUNS:
+        runs = [(piece.first, piece.last) for piece in reading.pieces]
+    if len(runs) <= LISTED_RUNS:
+        return [(layer_words(first + a, first + b), reading.levels[b + 1] - reading.levels[a]) for a, b in runs]
+    a, b = max(split, key=lambda run: abs(reading.levels[run[1] + 1] - reading.levels[run[0]]) / (run[1] - run[0] + 1))
     most = reading.levels[b + 1] - reading.levels[a]
-    others = f"the other {counted(len(reading.blocks) - (b - a + 1))} layers"
-    return [(layer_words(first + a, first + b), most), (others, reading.levels[-1] - reading.levels[0] - most)]
+    return [
+        (layer_words(first + a, first + b), most),
+        (f"the other {counted(count - (b - a + 1))} layers", rise - most),
+    ]
 
 
 def _split(reading: Reading, piece: Piece) -> list[tuple[int, int]]:
-    """A run of layers around those of it that change most."""
-    if reading.shape.name in ("at once", "last layers"):
+    """A run of layers around those of it that stand out; the whole run where none does."""
+    if reading.shape.name in FEW_LAYER_SHAPES:
         a, b = max(reading.shape.first, piece.first), min(reading.shape.last, piece.last)
     else:
         sign = 1 if piece.change > 0 else -1
         a = b = max(range(piece.first, piece.last + 1), key=lambda at: sign * reading.blocks[at].change)
-    return [(piece.first, a - 1), (a, b), (b + 1, piece.last)]
+        if piece.count > 2 and sign * reading.blocks[a].change < STANDS_OUT * abs(piece.change) / piece.count:
+            return [(piece.first, piece.last)]
+    return [(first, last) for first, last in ((piece.first, a - 1), (a, b), (b + 1, piece.last)) if first <= last]
 
 
 # --- who: parts, which add up to the same; opposite effects stand side by side ---
@@ -366,7 +383,7 @@ def who_of(reading: Reading) -> Told:
     gross = sum(abs(part.change) for part in shown)
     if gross < SEEN:
         return Told(title="No part does much", text=f"{first_large(text)}: {total}." if text else f"{total}.")
-    sides = []
+    sides: list[str] = []
     for verb, side in ((("draws", "draw"), up), (("pushes", "push"), down)):
         names = [part.part for part in side if abs(part.change) >= NAMED * gross]
         if names:
@@ -374,7 +391,7 @@ def who_of(reading: Reading) -> Told:
             where = "together" if verb[0] == "draws" else "apart"
             sides.append(f"{_together(names)} {verb[len(names) > 1]} {whom} {where}")
     title = first_large("; ".join(sides)) if sides else "Many parts, each a little"
-    return Told(title=title, text=f"{first_large(text)}: {total}.")
+    return Told(title=title, text=f"{first_large(text)}: {total}." if len(shown) > 1 else f"{total}.")
 
 
 def _together(names: Sequence[str]) -> str:
@@ -415,9 +432,9 @@ def sure_of(reading: Reading, words: Words) -> Told:
     title = f"{level(reading.output)}, 95% interval {level(found[0])} to {level(found[1])}"
     if reading.borders:
         low, high = band_of(found[0], reading.bands).state, band_of(found[1], reading.bands).state
-        text = f"{first_large(nouns)}; the interval reaches from {low} to {high}."
+        text = f"{first_large(nouns)}; it reaches from {low} to {high}."
     else:
-        text = f"{first_large(nouns)}; the whole interval is {reading.state}."
+        text = f"{first_large(nouns)}; all of it is {reading.state}."
     if unsure := unsure_parts(reading.parts):
         text += f" The direction of {joined(unsure)} is not clear."
     if reading.measurement.is_partial:
@@ -433,14 +450,16 @@ def now_of(reading: Reading, words: Words) -> Told:
         return Told(title="Measure real text first.", command=commands.run("measure", more="--data texts.txt"))
     if reading.is_few or (reading.borders and not reading.is_tight) or reading.measurement.is_partial:
         return Told(title=f"Measure more {words.noun}s first.", command=commands.more(words.noun, reading.sequences))
-    if reading.state == "distinct" and not reading.partial and band_of(reading.peak, reading.bands) == reading.band:
+    if reading.partial:
+        return Told(title="Look at what the reading leaves out.", command=commands.run("verify"))
+    if reading.state == "distinct" and band_of(reading.peak, reading.bands) == reading.band:
         return Told(
             title="Nothing to fix. To keep it so, check it in CI:",
             command=commands.run(
                 "gate", more=f"--max-cosine {reading.limit:.2f}", rules=f"max_cosine={reading.limit:.2f}"
             ),
         )
-    if shape.name in ("at once", "last layers"):
+    if shape.name in FEW_LAYER_SHAPES:
         first, last = shape.first + reading.first_label, shape.last + reading.first_label
         named = layer_words(first, last)
         return Told(title=f"See what {named} {'is' if first == last else 'are'} worth.", command=commands.run("ablate"))
@@ -521,76 +540,12 @@ def first_of(answers: Sequence[Answer]) -> Answer | None:
     return max(decoders or answers, key=lambda answer: answer.output, default=None)
 
 
-# --- what was measured, in sentences of one quantity each; the same ones in the terminal ---
+# --- what stands beside the answer: whether the stream was followed, which token outweighs all others ---
 
-WITH_DEPTH = {"smoothing": "Smoother", "sharpening": "Sharper", "no clear change": "No clear change"}
-DOES = {"smoothing": "smooths", "sharpening": "sharpens", "no clear change": "makes no clear change"}
-NAMES = {
-    "feed-forward": "the feed-forward",
-    "norm after attention": "the norm after attention",
-    "norm after feed-forward": "the norm after the feed-forward",
-    "final norm": "the final norm",
-    "between blocks": "what acts between blocks",
-}
 OUTWEIGHS = 10.0
-"""Norm over the median norm from which on one token is said to decide numbers that depend on scale."""
+"""Norm over the median norm from which on one token is named."""
 ONE_CHANNEL = 0.5
 """Share of its squared norm from which on one channel is said to make the token large."""
-PLURAL = {"smoothing": "smooth", "sharpening": "sharpen", "no clear change": "make no clear change"}
-
-
-def depth_words(attribution: Attribution) -> str:
-    """What happens from embedding to output, and how sure that is."""
-    lead = WITH_DEPTH.get(attribution.direction, "Changed")
-    has_norm = any(kind.part == "final norm" for kind in attribution.kinds)
-    where = "from embedding to output" + (", the final norm included" if has_norm else "")
-    change = f"{attribution.quantity} changes by {signed(attribution.total)} {where}"
-    stack = f"{attribution.stack}: " if attribution.stack else ""
-    if attribution.sequences < 2:
-        return f"{stack}{lead} with depth on the one sequence measured, which gives no interval: {change}."
-    if attribution.interval is None:  # a result of an older version
-        return f"{stack}{lead} with depth: {change}."
-    low, high = attribution.interval
-    sure = f"(95% interval {signed(low)} to {signed(high)}, {attribution.sequences} sequences)"
-    return f"{stack}{lead} with depth: {change} {sure}."
-
-
-def short_depth_words(attribution: Attribution) -> str:
-    """The same in two lines of a page; what it was counted on stands below, in `extent_words`."""
-    lead = WITH_DEPTH.get(attribution.direction, "Changed")
-    stack = f"{attribution.stack}: " if attribution.stack else ""
-    change = f"{attribution.quantity} changes by {signed(attribution.total)} from embedding to output"
-    if attribution.interval is None:
-        once = " on the one sequence measured" if attribution.sequences == 1 else ""
-        return f"{stack}{lead} with depth{once}: {change}."
-    low, high = attribution.interval
-    return f"{stack}{lead} with depth: {change} (95% interval {signed(low)} to {signed(high)})."
-
-
-def extent_words(attribution: Attribution) -> str:
-    """What the change from embedding to output was counted on."""
-    has_norm = any(kind.part == "final norm" for kind in attribution.kinds)
-    where = "The final norm is included; " if has_norm else ""
-    if attribution.sequences < 2:
-        text = f"{where}one sequence gives no interval"
-    else:
-        text = f"{where}{attribution.sequences} sequences were measured"
-    return f"{text[:1].upper()}{text[1:]}."
-
-
-def who_words(attribution: Attribution) -> str:
-    """Who does it: every kind of sub-block with what it changes, those that smooth most first."""
-    kinds = sorted(attribution.kinds, key=lambda kind: kind.change)
-    words = "; ".join(_kind_words(kind) for kind in kinds)
-    return f"{words[:1].upper()}{words[1:]}." if words else ""
-
-
-def _kind_words(kind: KindChange) -> str:
-    name = NAMES.get(kind.part, kind.part)
-    verbs = PLURAL if kind.part == "other blocks" else DOES
-    change = signed(kind.change)
-    direction = kind.direction if float(change) else "no clear change"  # sure, and too small to be written
-    return f"{name} {verbs[direction]} ({change})"
 
 
 def stream_words(stream: StreamCheck) -> str:
@@ -608,17 +563,6 @@ def stream_words(stream: StreamCheck) -> str:
     return f"Residual stream: followed through {stream.links} links{between} and {stream.sums} sums.{more}{partial}"
 
 
-def ends_words(measurement: Measurement, metric: str, name: str) -> str:
-    """One metric at both ends, without a judgement."""
-    points = [point.mean for point in measurement.curve(metric) if point.mean is not None]
-    final = measurement.final(metric)
-    if not points:
-        return ""
-    if final is not None and final.mean is not None:
-        return f"{name} goes from {points[0]:.2f} to {points[-1]:.2f}, and to {final.mean:.2f} behind the final norm."
-    return f"{name} goes from {points[0]:.2f} to {points[-1]:.2f}."
-
-
 def dominating_words(found: DominatingToken) -> str:
     """Which token outweighs all others, where and by whom; empty where none does."""
     if found.ratio < OUTWEIGHS:
@@ -628,11 +572,16 @@ def dominating_words(found: DominatingToken) -> str:
     where = f"position {found.position}" + (
         "" if found.position_share > 0.99 else f" (in {found.position_share:.0%} of sequences)"
     )
-    made = "" if found.made_by is None else f" The {found.made_by} of depth {found.made_at_depth} makes it."
+    made = "" if found.made_by is None or not found.made_at_depth else _made_words(found.made_by, found.made_at_depth)
+    place = "at the input" if found.depth == 0 else f"after layer {found.depth - 1}"
     return (
-        f"{stack}{_size_words(found)} at depth {found.depth}: the token{word} at {where} is {found.ratio:.0f} times as long "
-        f"as the median{_channel_words(found)}.{made} It decides HFC/LFC there, but nothing that is said at unit length."
+        f"{stack}{_size_words(found)} {place}: the token{word} at {where} is {found.ratio:.0f} times as long "
+        f"as the median{_channel_words(found)}.{made} The mean cosine counts it as one token among the others."
     )
+
+
+def _made_words(part: str, depth: int) -> str:
+    return f" The {part} of layer {depth - 1} makes it."
 
 
 def _size_words(found: DominatingToken) -> str:
@@ -675,19 +624,12 @@ def text_words(text: TextFacts) -> str:
     )
 
 
-# --- what stands out in a measurement, a sentence each, with the place where the numbers are ---
+# --- what else stands out in a measurement ---
 
-JUMP = 0.5
-"""Least change of log(HFC/LFC) across one layer that counts as a jump: a factor of 1.6."""
-JUMP_OVER_MEDIAN = 4.0
-"""And how many times the median layer it has to be."""
-LEAST_UNDONE_CHANGE = 0.3
-"""Least change of log(HFC/LFC) that another can undo: a factor of 1.35."""
+LEAST_UNDONE = 0.1
+"""Least change of the mean cosine that another can undo."""
 LEFT_OVER = 0.35
 """Share of the smaller of two opposite changes up to which what is left counts as nothing."""
-NOTHING_STANDS_OUT = (
-    "Nothing stands out: no layer jumps, no token outweighs the others, nothing is undone by its neighbour."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -701,94 +643,28 @@ class Highlight:
 
 
 def findings(measurement: Measurement) -> tuple[Highlight, ...]:
-    """Everything that stands out, or one sentence that nothing does."""
-    found = [
-        Highlight(text=text, section="attribution", title=measurement.attribution_title)
-        for attribution in measurement.shown_attributions
-        for text in _of_stack(attribution)
-    ]
-    found += [
-        Highlight(text=text, section="scale", title="Tokens as they are")
-        for token in measurement.dominating
-        if (text := dominating_words(token))
-    ]
-    return tuple(found) or (Highlight(text=NOTHING_STANDS_OUT),)
+    """Changes that the next sub-block takes back, and tokens that outweigh the others; often nothing."""
+    found = [text for attribution in measurement.attributions for text in _undone(attribution)]
+    found += [text for token in measurement.dominating if (text := dominating_words(token))]
+    return tuple(Highlight(text=text) for text in found)
 
 
-def _of_stack(attribution: Attribution) -> Iterator[str]:
-    name = f"{attribution.stack}: " if attribution.stack else ""
-    layers = changes_by_depth(attribution)
-    yield from (name + text for text in _jumps(layers))
-    yield from (name + text for text in _undone(layers))
-    yield from (name + text for text in _undone_inside(attribution))
-    yield from (name + text for text in _opposed(attribution))
-
-
-def changes_by_depth(attribution: Attribution) -> dict[int, float]:
-    """What every layer changed, all of its sub-blocks together, the final norm left out."""
-    changes: dict[int, float] = {}
-    for part in attribution.parts:
-        if part.part != "final norm":
-            changes[part.depth] = changes.get(part.depth, 0.0) + part.change
-    return changes
-
-
-def _jumps(layers: dict[int, float]) -> Iterator[str]:
-    """The layer that changes most, where it is far from the others."""
-    if len(layers) < 3:
-        return
-    depth = max(layers, key=lambda at: abs(layers[at]))
-    typical = median(abs(change) for change in layers.values())
-    if abs(layers[depth]) < max(JUMP, JUMP_OVER_MEDIAN * typical):
-        return
-    verb = "smooths" if layers[depth] < 0 else "sharpens"
-    yield (
-        f"Jump at depth {depth}: this layer alone {verb} by {signed(layers[depth])}, "
-        f"where the median layer changes {typical:.2f}."
-    )
-
-
-def _undone(layers: dict[int, float]) -> Iterator[str]:
-    """The largest pair of neighbours of which the second takes back what the first did."""
-    pairs = [(a, b) for a, b in pairwise(sorted(layers)) if _takes_back(layers[a], layers[b])]
-    if not pairs:
-        return
-    a, b = max(pairs, key=lambda pair: min(abs(layers[pair[0]]), abs(layers[pair[1]])))
-    more = {1: "", 2: " So does one other pair."}.get(len(pairs), f" So do {len(pairs) - 1} other pairs.")
-    yield f"Depth {b} undoes depth {a}: {signed(layers[a])}, then {signed(layers[b])}.{more}"
-
-
-def _undone_inside(attribution: Attribution) -> Iterator[str]:
-    """The same for the sub-blocks of one layer."""
+def _undone(attribution: Attribution) -> Iterator[str]:
+    """The largest change that the next sub-block of the same layer takes back."""
     pairs = [(a, b) for a, b in pairwise(attribution.parts) if a.depth == b.depth and _takes_back(a.change, b.change)]
     if not pairs:
         return
     a, b = max(pairs, key=lambda pair: min(abs(pair[0].change), abs(pair[1].change)))
-    others = sorted({part.depth for part, _ in pairs} - {a.depth})
-    more = f" So at depth {', '.join(map(str, others))}." if others else ""
-    first, second = NAMES.get(b.part, b.part), NAMES.get(a.part, a.part)
-    yield (f"At depth {a.depth} {first} undoes {second}: {signed(a.change)}, then {signed(b.change)}.{more}")
+    others = sorted({part.depth - 1 for part, _ in pairs} - {a.depth - 1})
+    more = f"; so in {_layer_list(others)}" if others else ""
+    stack = f"{attribution.stack}: " if attribution.stack else ""
+    changes = f"{change_words(a.change)}, then {change_words(b.change)} of the mean cosine"
+    yield f"{stack}In layer {a.depth - 1} the {b.part} undoes the {a.part}: {changes}{more}."
 
 
 def _takes_back(first: float, second: float) -> bool:
     smaller = min(abs(first), abs(second))
-    return first * second < 0 and smaller >= LEAST_UNDONE_CHANGE and abs(first + second) <= LEFT_OVER * smaller
-
-
-def _opposed(attribution: Attribution) -> Iterator[str]:
-    """Two kinds of sub-blocks that pull against each other until little is left."""
-    clear = [kind for kind in attribution.kinds if kind.direction in ("smoothing", "sharpening")]
-    smooths = min(clear, key=lambda kind: kind.change, default=None)
-    sharpens = max(clear, key=lambda kind: kind.change, default=None)
-    if smooths is None or sharpens is None or smooths.change >= 0 or sharpens.change <= 0:
-        return
-    smaller = min(-smooths.change, sharpens.change)
-    if smaller >= LEAST_UNDONE_CHANGE and abs(smooths.change + sharpens.change) <= LEFT_OVER * smaller:
-        first, second = (NAMES.get(kind.part, kind.part) for kind in (smooths, sharpens))
-        yield (
-            f"{first[:1].upper()}{first[1:]} and {second} work against each other: {signed(smooths.change)} and "
-            f"{signed(sharpens.change)}."
-        )
+    return first * second < 0 and smaller >= LEAST_UNDONE and abs(first + second) <= LEFT_OVER * smaller
 
 
 # --- what each sub-block does to the stream, read off a measurement of steps ---
@@ -810,7 +686,7 @@ TAKEN_BACK_SHARE = 0.5
 """From this share on, the next sub-block takes back more than it leaves."""
 LISTED = 5
 """Runs of layers that a sentence names one by one."""
-TOO_SMALL = "too small to matter"
+TOO_SMALL = "adds next to nothing"
 LENGTHENS = "only lengthens or shortens tokens"
 SHARED = "moves only what all tokens share"
 TAKEN_BACK = "undone by the next one"
@@ -878,29 +754,37 @@ def read_parts(measurement: Measurement) -> tuple[PartReading, ...]:
 
 
 def worth_words(readings: Sequence[PartReading]) -> str:
-    """One sentence: which sub-blocks do little on these data, and why."""
+    """How far sub-blocks turn tokens on these data; what one is worth, only removing it shows."""
     parts = [reading for reading in readings if reading.part != "block"]
-    weak = [reading for reading in parts if reading.reason]
-    if not weak:
-        return f"Each of the {len(parts)} sub-blocks turns what differs between tokens, and none is undone by the next."
+    if not parts:
+        return ""
+    least, most = (pick(parts, key=lambda reading: reading.angle) for pick in (min, max))
+    text = f"Sub-blocks turn tokens by {_turn_words(least)} to {_turn_words(most)}."
     reasons = []
-    for reason in dict.fromkeys(reading.reason for reading in weak):
-        named = [reading for reading in weak if reading.reason == reason]
+    for reason in dict.fromkeys(reading.reason for reading in parts if reading.reason):
+        named = [reading for reading in parts if reading.reason == reason]
         kinds = dict.fromkeys((reading.stack, reading.part) for reading in named)
         where = [
-            f"{stack + ' ' if stack else ''}{part} of {_depths([r.depth for r in named if (r.stack, r.part) == key])}"
-            for key in kinds
-            for stack, part in [key]
+            f"{stack + ' ' if stack else ''}{part} of {_layer_list(_layers(named, stack, part))}"
+            for stack, part in kinds
         ]
-        reasons.append(f"{reason}: {', '.join(where)}")
-    return f"{len(weak)} of {len(parts)} sub-blocks do little on these data. {first_large('; '.join(reasons))}."
+        reasons.append(f"{first_large(reason)}: {', '.join(where)}.")
+    return " ".join([text, *reasons])
 
 
-def _depths(depths: Sequence[int]) -> str:
-    """`layer 3`, `layers 3-5, 9`, or only how many where that would be a long list; layers count from 0."""
-    layers = sorted(depth - 1 for depth in depths)
+def _turn_words(reading: PartReading) -> str:
+    stack = f"{reading.stack}, " if reading.stack else ""
+    return f"{reading.angle:.0f} degrees ({stack}{reading.part} of layer {reading.depth - 1})"
+
+
+def _layers(readings: Sequence[PartReading], stack: str, part: str) -> list[int]:
+    return [reading.depth - 1 for reading in readings if (reading.stack, reading.part) == (stack, part)]
+
+
+def _layer_list(layers: Sequence[int]) -> str:
+    """`layer 3`, `layers 3-5, 9`, or only how many where that would be a long list."""
     runs = []
-    for _, group in groupby(enumerate(layers), key=lambda item: item[1] - item[0]):
+    for _, group in groupby(enumerate(sorted(layers)), key=lambda item: item[1] - item[0]):
         run = [layer for _, layer in group]
         runs.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
     if len(runs) > LISTED:
@@ -908,117 +792,19 @@ def _depths(depths: Sequence[int]) -> str:
     return f"layer{'s' if len(layers) > 1 else ''} {', '.join(runs)}"
 
 
-# --- where known models lie: the range of a quantity over all layers of the surveyed models with the ---
-
-Quantity = Literal["tendency", "exponent"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownRange:
-    """Smallest and largest value over all layers of the surveyed models of one kind."""
-
-    low: float
-    high: float
-    residual: str
-    """pre or post: where the norm stands."""
-    models: tuple[str, ...]
-
-    @property
-    def words(self) -> str:
-        return f"{signed(self.low)} to {signed(self.high)}"
-
-    @property
-    def cell(self) -> str:
-        """The same in a table, where it must not take two lines."""
-        return f"{signed(self.low)}..{signed(self.high)}"
-
-    def holds(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
-
-def known_range(quantity: Quantity, residual: str) -> KnownRange | None:
-    """`None` where no surveyed model has this residual form."""
-    kind = [model for model in _survey()["models"] if model["residual"] == residual and model[quantity]]
-    values = [value for model in kind for value in model[quantity]]
-    if not values:
-        return None
-    names = tuple(model["model"] for model in kind)
-    return KnownRange(low=min(values), high=max(values), residual=residual, models=names)
-
-
-def range_words(quantity: Quantity, residuals: Sequence[str]) -> str:
-    """A sentence that says which models the ranges on a page are of; empty where there are none."""
-    found = [known for residual in dict.fromkeys(residuals) if (known := known_range(quantity, residual))]
-    if not found:
-        return ""
-    kinds = "; ".join(f"{known.residual}-norm: {', '.join(known.models)}" for known in found)
-    return (
-        f"Known range of the {quantity}: all layers of the models in a kept survey of what was at hand ({kinds}). It says "
-        "where known models lie, not where a model ought to."
-    )
-
-
-@cache
-def _survey() -> dict[str, Any]:
-    text = (files(__package__) / "reference.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
-# --- the answer in a few sentences: what was measured first, then what the theory says ---
+# --- one sentence about an analysis, for cards and lists ---
 
 
 def headline(analysis: Analysis) -> str:
-    """One sentence: what was measured from embedding to output; of a model that was not run, what its weights tend to."""
-    if analysis.measurement is None:
-        return _weights(analysis.inspection)
-    if not analysis.measurement.shown_attributions:
-        return "No sequence could be measured."
-    stream = analysis.measurement.stream
-    if stream is not None and stream.partial:
-        return f"{stream.partial[:1].upper()}{stream.partial[1:]}."
-    is_random = analysis.measurement.data.origin == "random ids"
-    where = "On random token ids: " if is_random else ""
-    return where + short_depth_words(analysis.measurement.shown_attributions[0])
+    """The answer's headline; of a model that was not run, why nothing is known about its tokens."""
+    if (answer := analysis.answer) is not None:
+        return answer.headline
+    if analysis.measurement is not None:
+        return no_answer_words(analysis.measurement)
+    reason = next((missing.reason for missing in analysis.missing if missing.field == "measurement"), "")
+    return f"Not measured: {reason}." if reason else "Not measured."
 
 
-def summary(analysis: Analysis) -> str:
-    """The sentences below it: who does it, the mean cosine, and what the theory says in its own words."""
-    parts = []
-    if analysis.measurement is not None and analysis.measurement.shown_attributions:
-        parts += [
-            extent_words(analysis.measurement.shown_attributions[0]),
-            who_words(analysis.measurement.shown_attributions[0]),
-            ends_words(analysis.measurement, "cosine", "Mean cosine"),
-        ]
-    if analysis.prediction is not None:
-        parts.append(_predicted(analysis.prediction))
-    elif analysis.measurement is not None:
-        parts.append(_weights(analysis.inspection))
-    return " ".join(part for part in parts if part)
-
-
-def _predicted(prediction: Prediction) -> str:
-    """What repetition would do, in its own words, and how often one real pass has that sign."""
-    layers = prediction.layers
-    counts = {word: sum(layer.regime == word for layer in layers) for word in ("smoothing", "sharpening")}
-    clear = [layer for layer in layers if layer.direction in counts and layer.regime in counts]
-    seen = f" One real pass has that sign in {sum(layer.direction == layer.regime for layer in clear)} of {len(clear)}."
-    sharpen = f" and {counts['sharpening']} would sharpen" if counts["sharpening"] else ""
-    lead = (
-        f"Iterated at fixed attention, {counts['smoothing']} of {len(layers)} attention layers would smooth{sharpen}."
-    )
-    return lead + (seen if clear else "")
-
-
-def _weights(inspection: Inspection) -> str:
-    known = [layer.tendency for layer in inspection.layers if layer.tendency is not None]
-    smoothing, neither = sum(1 for tendency in known if tendency > 0), known.count(0)
-    rest = f", of {neither} to neither" if neither else ""
-    return f"The weights of {smoothing} of {len(known)} layers tend to smooth{rest}."
-
-
-def colour_of(direction: str | None, change: float) -> str:
-    """The colour of what happens; by the sign in results of older versions, which have no direction."""
-    direction = direction or ("smoothing" if change < 0 else "sharpening")
-    return {"smoothing": "var(--smooth)", "sharpening": "var(--sharpen)"}.get(direction, "var(--neutral)")
+def no_answer_words(measurement: Measurement) -> str:
+    """Why there is no answer."""
+    return f"No sequence could be measured: {'; '.join(measurement.problems) or 'tokens are zero at some place'}."
