@@ -278,15 +278,17 @@ def deep(analysis, layers=48, heads=32):
 
 
 def _deeper(items, layers):
-    """The same items at more depths: those of the layers in turn, what is at depth 0 as it is."""
+    """The same items at more depths: those of the layers in turn; the input and the final norm as they are."""
+
+    def is_norm(item):
+        return getattr(item, "place", "") == "final_norm" or getattr(item, "is_final_norm", False)
+
     last = max((item.depth for item in items), default=0)
-    at = {}
-    for item in items:
-        at.setdefault(item.depth, []).append(item)
-    found = list(at.get(0, []))
+    found = [item for item in items if item.depth == 0]
     for depth in range(1, layers + 1):
-        found += [replace(item, depth=depth) for item in at.get(1 + (depth - 1) % last, [])] if last else []
-    return tuple(found)
+        same = [item for item in items if not is_norm(item) and item.depth == 1 + (depth - 1) % last]
+        found += [replace(item, depth=depth) for item in same]
+    return (*found, *(replace(item, depth=layers) for item in items if is_norm(item)))
 
 
 @pytest.mark.slow

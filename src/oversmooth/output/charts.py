@@ -100,6 +100,14 @@ def wrapped(text: str, room: Pixels, size: Pixels = SIZE, *, bold: bool = False)
     return [line for line in lines if line] or [""]
 
 
+def shortened(name: str, room: Pixels) -> str:
+    """A name with its middle left out where it has no room: its end tells layers apart."""
+    keep = len(name)
+    while keep > 8 and text_width(short := f"{name[: keep // 2]}…{name[len(name) - keep // 2 :]}") > room:
+        keep -= 2
+    return name if text_width(name) <= room or keep <= 8 else short
+
+
 def style(theme: int | None = None, scope: str = "") -> str:
     """Rules for every class: with literal colours of a theme (0 light, 1 dark), or with the variables of a page."""
     rules = []
@@ -642,7 +650,8 @@ def _heat_map(heat: HeatMap, width: Pixels) -> tuple[str, Pixels]:
     if heat.row_title:
         parts.append(lettering(0.0, top + 8, heat.row_title))
         top += LINE
-    left = max((text_width(name) for name in heat.rows), default=0) + 8
+    names = [shortened(name, 0.4 * width) for name in heat.rows]
+    left = max((text_width(name) for name in names), default=0) + 8
     cell = max(3.0, min(24.0, 430 / max(rows, 1)))
     right = min(width - 2, left + columns * 56)
     x_of, bottom = _Scale(0.0, float(columns), left, right), top + rows * cell
@@ -651,10 +660,11 @@ def _heat_map(heat: HeatMap, width: Pixels) -> tuple[str, Pixels]:
     parts.append(f'<path d="M{_n(left)} {_n(top)}H{_n(right)}V{_n(bottom)}H{_n(left)}Z" class="s-line"/>')
     every = max(1, math.ceil(LINE / cell))
     steps = next((k for k in (1, 2, 5, 10, 20, 50, 100, 500) if k >= every), every)
-    names = [(k, name) for k, name in enumerate(heat.rows) if k % steps == 0]
-    parts += [lettering(left - 6, top + (k + 0.5) * cell + 4.5, name, "f-soft e") for k, name in names]
+    shown_rows = [(k, name) for k, name in enumerate(names) if k % steps == 0]
+    parts += [lettering(left - 6, top + (k + 0.5) * cell + 4.5, name, "f-soft e") for k, name in shown_rows]
     under = bottom + 16
-    shown = thinned([(x_of(k + 0.5), name) for k, name in enumerate(heat.columns)])
+    columns_named = [(x_of(k + 0.5), shortened(name, 0.3 * width)) for k, name in enumerate(heat.columns)]
+    shown = thinned(columns_named)
     parts += [lettering(_kept(x, name, width), under, name, "f-soft c") for x, name in shown]
     if heat.column_title:
         under += LINE

@@ -140,7 +140,7 @@ def _over_steps(title: str, words: str, marks: list[Mark], groups: Sequence[RunG
         id="steps-" + re.sub(r"[^a-z]+", "-", title.lower()),
         alt=f"{words} over training steps: {ends}.",
         caption=band,
-        x=numbers(0.0, last or 1, title="step"),
+        x=numbers(0.0, float(last or 1), title="step"),
         panels=(Panel(title=words, y=axis_of(marks, is_cosine=is_cosine), marks=tuple(marks), height=180),),
     )
 
@@ -151,7 +151,7 @@ def axis_of(marks: Sequence[Mark], *, is_cosine: bool, zero: bool = False) -> Ax
     for mark in marks:
         values += mark.y if isinstance(mark, Line) else (*mark.low, *mark.high) if isinstance(mark, Fan) else ()
     low, high = extent(values, zero=zero)
-    return numbers(min([0.0, *(v for v in values if v is not None)]), 1.0) if is_cosine else numbers(low, high)
+    return numbers(float(min([0.0, *(v for v in values if v is not None)])), 1.0) if is_cosine else numbers(low, high)
 
 
 def _deepest(metric: str) -> Callable[[TrainedRun], str]:

@@ -87,6 +87,7 @@ FIGURES = {
         lines_of(1),
         panels=(Panel(title="", y=numbers(0.0, 1.0), marks=(Line(name=LONG, x=(0.0, 1.0), y=(0.0, 1.0)),)),),
     ),
+    "heat map of long names": replace(heat(2, 2), rows=(LONG, LONG + " 1"), columns=(LONG, "d")),
     "small heat map": heat(2, 3),
     "large heat map": heat(100, 64),
     "effects": effects(5),
