@@ -45,8 +45,8 @@ from oversmooth.spectra.inspect import inspect
 T = TypeVar("T")
 WHAT_IFS = ("no_skip", "no_biases", "flip_norms", "scale:0.5", "interval:-1,0", "interval:0,1", "centered")
 """The changes that a report shows beside every layer."""
-REPORTED = (*DEFAULT_METRICS, "steps", "attention")
-"""What a report measures: curves over depth, what every sub-block does, and how every head attends."""
+REPORTED = (*DEFAULT_METRICS, "between", "steps", "attention")
+"""What a report measures: curves over depth, whether sequences differ, what every sub-block does, how heads attend."""
 Stage = Callable[[str], Progress]
 """Called with the name of each stage as it begins; returns how its progress is shown."""
 
@@ -84,7 +84,9 @@ def analyze(
     noted = missing if given is None else None
     show = _begun(stage, "Measuring, layers of sequences")
     measurement = _tried(
-        "measurement", noted, lambda: measure(model, given, metrics=REPORTED, progress=show, **reading)
+        "measurement",
+        noted,
+        lambda: measure(model, given, metrics=REPORTED, pairs=True, null=True, progress=show, **reading),
     )
     prediction = None
     if solve:

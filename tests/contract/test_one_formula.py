@@ -23,7 +23,7 @@ INTERVENTIONS = {
 
 def first_attention(model, inputs):
     """The measured change of log(HFC/LFC) across the first layer's attention, whose input no change has touched."""
-    parts = osm.measure(model, [inputs]).attributions[0].parts
+    parts = osm.measure(model, [inputs]).raw_attributions[0].parts
     return next(part.change for part in parts if part.depth == 1 and part.part == "attention")
 
 
@@ -66,7 +66,7 @@ def test_layernorm_scaling_does_what_its_what_if_predicts():
     osm.apply(live, "layernorm_scaling", layers=[1])
 
     def second_attention(of):
-        parts = osm.measure(of, [inputs]).attributions[0].parts
+        parts = osm.measure(of, [inputs]).raw_attributions[0].parts
         return next(part.change for part in parts if part.depth == 2 and part.part == "attention")
 
     (change,) = osm.predict(model, [inputs], what_ifs=["layernorm_scaling:2"]).layers[1].what_ifs

@@ -88,9 +88,10 @@ def test_each_sum_is_the_stream_before_it_plus_the_branch(case):
 @pytest.mark.parametrize("case", EACH_FAMILY)
 def test_the_parts_add_up_to_the_change_from_embedding_to_output(case):
     model, inputs = tiny_model(case)
-    result = measure(model, [inputs], metrics=("log_hfc_lfc", "log_hfc_lfc_unit", "steps"), at="all")
-    assert len(result.attributions) == len(result.unit_attributions) > 0
-    named = [("log_hfc_lfc", item) for item in result.attributions]
+    result = measure(model, [inputs], metrics=("cosine", "log_hfc_lfc", "log_hfc_lfc_unit", "steps"), at="all")
+    assert len(result.attributions) == len(result.unit_attributions) == len(result.raw_attributions) > 0
+    named = [("cosine", item) for item in result.attributions]
+    named += [("log_hfc_lfc", item) for item in result.raw_attributions]
     named += [("log_hfc_lfc_unit", item) for item in result.unit_attributions]
     for metric, attribution in named:
         on_stream = [v for v in result.values if v.stack == attribution.stack and v.on_stream]
@@ -98,8 +99,8 @@ def test_the_parts_add_up_to_the_change_from_embedding_to_output(case):
         total = sum(part.change for part in attribution.parts)
         torch.testing.assert_close(total, attribution.total, rtol=0, atol=1e-5)
         torch.testing.assert_close(values[-1] - values[0], attribution.total, rtol=0, atol=1e-5)
-        kinds = (attribution.attention, attribution.cross_attention, attribution.feed_forward)
-        torch.testing.assert_close(sum(kinds) + attribution.norms + attribution.other, total, rtol=0, atol=1e-5)
+        torch.testing.assert_close(sum(kind.change for kind in attribution.kinds), total, rtol=0, atol=1e-5)
+        torch.testing.assert_close(attribution.end - attribution.start, total, rtol=0, atol=1e-5)
     steps = {}
     for v in result.values:
         steps.setdefault((v.stack, v.depth, v.place), {})[v.metric] = v.mean

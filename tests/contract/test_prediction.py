@@ -39,7 +39,7 @@ def test_the_measurement_beside_the_ladder_is_that_of_measure(case):
     found, measured = predict(model, [inputs], solve=1), osm.measure(model, [inputs])
     changes = {
         (part.stack, part.depth): part.change
-        for item in measured.attributions
+        for item in measured.raw_attributions
         for part in item.parts
         if part.place == "attn_sum"
     }

@@ -43,7 +43,7 @@ SETTINGS = [word for setting in TINY for word in ("--set", setting)]
 def _cache(tmp_path_factory):
     """One cache for all tests here, and not that of the user."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv(job.CACHE, str(tmp_path_factory.mktemp("cache")))
+        patched.setenv("OVERSMOOTH_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

@@ -250,7 +250,6 @@ def test_what_is_no_target_is_refused_in_few_words():
     assert len(str(caught.value)) < 300
 
 
-
 def test_a_silent_error_of_another_library_goes_by_its_name():
     assert first_line(KeyError()) == "KeyError"
     assert first_line(ValueError("one\ntwo")) == "one"

@@ -301,7 +301,9 @@ def report(
     save: Annotated[
         Path | None, typer.Option(help="Also save the analysis as JSON; `report` and `compare` can open it again.")
     ] = None,
-    figures: Annotated[Path | None, typer.Option(help="Also write PDF, PNG and SVG figures into this folder.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write the card and every chart as SVG and PNG into this folder.")
+    ] = None,
     tables: Tables = None,
     solve: Solve = 2,
     what_if: WhatIfs = None,

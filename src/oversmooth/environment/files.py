@@ -60,6 +60,16 @@ def write_text_whole(path: Path, text: str) -> None:
     write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
+CACHE = "OVERSMOOTH_CACHE"
+"""The variable that says where corpora and untrained curves are kept; without it, the user's cache."""
+
+
+def cache_folder(room: str) -> Path:
+    """Where things of one kind are kept between runs; it may not exist yet."""
+    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return Path(os.environ.get(CACHE, home / "oversmooth")).expanduser() / room
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Calls `write` with a temporary path and puts the result at `path`; a failure leaves nothing behind."""
     number = _descriptor(path)

@@ -229,14 +229,14 @@ def _require_same(before: Measurement, after: Measurement) -> None:
 
 
 def _explained(breach: Breach, found: Measurement) -> Breach:
-    """With the part of that block that smooths most, as headlines judge it: of tokens at unit length."""
+    """With the part of that block that draws tokens together most."""
     parts = [
         part
-        for attribution in found.shown_attributions
+        for attribution in found.attributions
         for part in attribution.parts
-        if attribution.stack == breach.stack and part.depth == breach.depth
+        if attribution.stack == breach.stack and part.depth == breach.depth and part.part != "final norm"
     ]
-    worst = min(parts, key=lambda part: part.change, default=None)
-    if worst is None or worst.change >= 0:
+    worst = max(parts, key=lambda part: part.change, default=None)
+    if worst is None or worst.change <= 0:
         return breach
     return replace(breach, sub_block=worst.part, sub_block_change=worst.change)

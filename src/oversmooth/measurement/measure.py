@@ -12,7 +12,9 @@ from oversmooth.data.load import LoadedData, RunKeywords, opened
 from oversmooth.errors import UnknownName
 from oversmooth.measurement.metrics import DEFAULT_METRICS, Choice
 from oversmooth.measurement.observer import MeasurementObserver, select
+from oversmooth.measurement.pairs import PairGatherer
 from oversmooth.measurement.passes import Run, open_live, pass_through
+from oversmooth.measurement.untrained import measure_untrained
 from oversmooth.models.hooks.attention_maps import attention_watched
 from oversmooth.models.hooks.places import BRANCHES, NORMS, PLACES, STREAM
 from oversmooth.models.open import LiveModel, Target
@@ -30,6 +32,8 @@ def measure(
     metrics: Choice | Iterable[Choice] = DEFAULT_METRICS,
     at: str | Sequence[str] = "stream",
     prefix_tokens: str = "keep",
+    pairs: bool = False,
+    null: bool = False,
     progress: Progress = no_progress,
     **options: Unpack[RunKeywords],
 ) -> Measurement:
@@ -40,8 +44,10 @@ def measure(
     `max_tokens`, `per_line`, `mean`, `std` and others of `DataOptions`. `at` is `stream` (default),
     `norms`, `branches`, `all`, or names of places. `metrics` are names, functions of your own, `steps` (what each sub-block
     and block does: influence and its parts), `attention` (entropy, sinks, rank), or `all`. `prefix_tokens` is `keep` or
-    `drop`. Ctrl-C returns what was measured so far, marked partial. How the model is opened and run: `device`, `dtype`,
-    `offload`, `base` and others of `LoadOptions`. A live model's mode, hooks and device stay as they are.
+    `drop`. With `pairs`, also how the cosines of all pairs of tokens are spread at block outputs; with `null`, also the mean
+    cosine of the same architecture untrained. Ctrl-C returns what was measured so far, marked partial. How the model is
+    opened and run: `device`, `dtype`, `offload`, `base` and others of `LoadOptions`. A live model's mode, hooks and device
+    stay as they are.
 
     >>> import torch, oversmooth as osm
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
@@ -63,15 +69,24 @@ def measure(
             names=places,
             adds_stream_norms=at == "stream",
             drop_prefix=prefix_tokens == "drop",
+            pairs=PairGatherer(how.seed) if pairs else None,
         )
         with ExitStack() as watching:
             if chosen.attention:
                 observer.attention.maps_of = watching.enter_context(attention_watched(live.stacks, live.store))
             yield observer
 
+    given = list(data) if null and data is not None and not isinstance(data, str) else data
     with model.alone:
-        run = pass_through(*open_live(model, data, "measure", how), watch, how.max_samples, progress)
-        return _result(run, seed=how.seed, prefix_tokens=prefix_tokens)
+        run = pass_through(*open_live(model, given, "measure", how), watch, how.max_samples, progress)
+        found = _result(run, seed=how.seed, prefix_tokens=prefix_tokens)
+        if not null:
+            return found
+        if found.is_partial:
+            return replace(found, untrained_missing="the run was interrupted")
+        facts = {"inputs_sha256": found.data.sha256, "prefix_tokens": prefix_tokens}
+        curves, reason = measure_untrained(model, given, how, **facts)
+        return replace(found, untrained=curves, untrained_missing=reason)
 
 
 def _result(run: Run[MeasurementObserver], *, seed: int, prefix_tokens: str) -> Measurement:
@@ -85,13 +100,15 @@ def _result(run: Run[MeasurementObserver], *, seed: int, prefix_tokens: str) -> 
         is_partial=run.is_partial,
         stream=run.stream,
         values=observer.values(),
-        attributions=observer.chain.attributions(),
+        attributions=observer.cosine_chain.attributions(observer.stacks),
         definitions=observer.chosen.definitions(),
         problems=tuple(observer.problems.values()),
-        unit_attributions=observer.unit_chain.attributions(),
+        unit_attributions=observer.unit_chain.attributions(observer.stacks),
+        raw_attributions=observer.raw_chain.attributions(observer.stacks),
         dominating=tuple(_with_word(found, run.data) for found in observer.largest.results()),
         heads=observer.attention.results(),
         spans=observer.spans(),
+        pairs=observer.pairs.results() if observer.pairs is not None else (),
     )
 
 

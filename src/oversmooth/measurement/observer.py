@@ -1,6 +1,7 @@
 """What one measurement gathers while the model runs: metrics, attribution, the largest tokens.
 
-One chain is `log(HFC/LFC)` of the tokens as they are, the other that of tokens at length one, which no single token decides.
+Three chains say who changes the stream: the mean cosine, which results speak of; `log(HFC/LFC)` of tokens at length one,
+the same on a scale that tells 0.97 from 0.99; and that of the tokens as they are, which a single large token may decide.
 
 Metrics are computed inside the hooks and only per-sequence numbers survive a batch, so the cost in memory is that of
 the forward pass; of the stream, a place and the sub-block before it are held where metrics of steps are asked for.
@@ -31,6 +32,7 @@ from oversmooth.measurement.metrics import (
     MetricValues,
     SharedSums,
     all_metrics,
+    cosine,
     largest_norm,
     log_hfc_lfc,
     log_hfc_lfc_unit,
@@ -38,6 +40,7 @@ from oversmooth.measurement.metrics import (
     without_largest,
 )
 from oversmooth.measurement.moments import Moments, TokenMask, measurable
+from oversmooth.measurement.pairs import BETWEEN, BETWEEN_METRICS, BetweenGatherer, PairGatherer
 from oversmooth.measurement.passes import Processed
 from oversmooth.measurement.statistics import Running, direction, interval
 from oversmooth.measurement.steps import STEP_METRICS, SpanGatherer, StepGatherer, StepMetric
@@ -50,16 +53,21 @@ from oversmooth.results import Attribution, DominatingToken, KindChange, Missing
 # --- who changes a number of the stream: differences between neighbouring places ---
 
 
+KEPT_VALUES = 100
+"""Sequences of which a result holds the value at the output, one by one."""
+
+
 @dataclass
 class AttributionOverDepth:
     """One number at every place of the stream: its changes, per place, per kind of sub-block and in all."""
 
     quantity: str
+    metric: Metric
+    smooths_upwards: bool = False
+    """Whether the number rises where tokens become alike."""
     _stream: dict[str, tuple[list[Place], MetricValues]] = field(default_factory=dict)
     """Of each stack the places of the stream, and the number of every sequence at the first place, at the second..."""
-    _parts: dict[str, dict[Place, Running]] = field(default_factory=dict)
-    _kinds: dict[str, dict[str, Running]] = field(default_factory=dict)
-    _totals: dict[str, Running] = field(default_factory=dict)
+    _stacks: dict[str, "_ChainSums"] = field(default_factory=dict)
 
     def begin(self) -> None:
         self._stream.clear()
@@ -75,56 +83,72 @@ class AttributionOverDepth:
                 continue
             values, defined = (part.unflatten(0, (len(places), -1)).T for part in (found.values, found.defined))
             complete = values[defined.all(1)].cpu().double().numpy()
-            changes = np.diff(complete, axis=1)
-            parts = self._parts.setdefault(label, {})
-            for place, change in zip(places[1:], changes.T, strict=True):
-                parts.setdefault(place, Running()).add(change)
-            kinds = [PART_OF[place.name] for place in places[1:]]
-            for kind in dict.fromkeys(kinds):
-                together = changes[:, [other == kind for other in kinds]].sum(1)
-                self._kinds.setdefault(label, {}).setdefault(kind, Running()).add(together)
-            self._totals.setdefault(label, Running()).add(complete[:, -1] - complete[:, 0])
+            self._stacks.setdefault(label, _ChainSums()).add(places, complete)
 
-    def attributions(self) -> tuple[Attribution, ...]:
-        return tuple(
-            self._attribution(label, parts) for label, parts in self._parts.items() if self._totals[label].count
-        )
+    def attributions(self, stacks: Mapping[str, Stack]) -> tuple[Attribution, ...]:
+        found = self._stacks.items()
+        return tuple(self._attribution(stacks[label], sums) for label, sums in found if sums.total.count)
 
-    def _attribution(self, label: str, sums: Mapping[Place, Running]) -> Attribution:
-        parts = tuple(
-            Part(stack=label, depth=place.depth, part=PART_OF[place.name], place=place.name, **_facts(change))
-            for place, change in sums.items()
-        )
-        total = _facts(self._totals[label])
-
-        def share(*wanted: str) -> float:
-            return sum((item.change for item in parts if item.part in wanted), 0.0)
-
+    def _attribution(self, stack: Stack, sums: "_ChainSums") -> Attribution:
+        total, end = self._facts(sums.total), sums.end
         return Attribution(
-            stack=label,
+            stack=stack.label,
+            tokens=stack.arch.kind,
+            quantity=self.quantity,
             total=total.pop("change"),
             **total,
-            sequences=self._totals[label].count,
-            attention=share("attention"),
-            cross_attention=share("cross-attention"),
-            feed_forward=share("feed-forward"),
-            norms=share("norm", "final norm"),
-            other=share("other", "between"),
-            parts=parts,
-            quantity=self.quantity,
-            kinds=tuple(KindChange(part=kind, **_facts(change)) for kind, change in self._kinds[label].items()),
+            sequences=sums.total.count,
+            start=sums.start.mean,
+            end=end.mean,
+            end_interval=interval(end.mean, end.standard_error, end.count),
+            end_values=tuple(sums.end_values),
+            parts=tuple(
+                Part(
+                    stack=stack.label,
+                    depth=place.depth,
+                    part=PART_OF[place.name],
+                    place=place.name,
+                    **self._facts(change),
+                )
+                for place, change in sums.parts.items()
+            ),
+            kinds=tuple(KindChange(part=kind, **self._facts(change)) for kind, change in sums.kinds.items()),
         )
 
+    def _facts(self, change: Running) -> dict[str, Any]:
+        """A change over sequences with what it says."""
+        found = interval(change.mean, change.standard_error, change.count)
+        return {
+            "change": change.mean,
+            "standard_error": change.standard_error,
+            "interval": found,
+            "direction": direction(change.mean, found, smooths_upwards=self.smooths_upwards),
+        }
 
-def _facts(change: Running) -> dict[str, Any]:
-    """A change over sequences with what it says."""
-    found = interval(change.mean, change.standard_error, change.count)
-    return {
-        "change": change.mean,
-        "standard_error": change.standard_error,
-        "interval": found,
-        "direction": direction(change.mean, found),
-    }
+
+@dataclass
+class _ChainSums:
+    """Sums over sequences of one stack."""
+
+    start: Running = field(default_factory=Running)
+    end: Running = field(default_factory=Running)
+    end_values: list[float] = field(default_factory=list)
+    total: Running = field(default_factory=Running)
+    parts: dict[Place, Running] = field(default_factory=dict)
+    kinds: dict[str, Running] = field(default_factory=dict)
+
+    def add(self, places: Sequence[Place], values: Float[np.ndarray, "sequence place"]) -> None:
+        self.start.add(values[:, 0])
+        self.end.add(values[:, -1])
+        self.end_values += values[: KEPT_VALUES - len(self.end_values), -1].tolist()
+        self.total.add(values[:, -1] - values[:, 0])
+        changes = np.diff(values, axis=1)
+        for place, change in zip(places[1:], changes.T, strict=True):
+            self.parts.setdefault(place, Running()).add(change)
+        kinds = [PART_OF[place.name] for place in places[1:]]
+        for kind in dict.fromkeys(kinds):
+            together = changes[:, [other == kind for other in kinds]].sum(1)
+            self.kinds.setdefault(kind, Running()).add(together)
 
 
 # --- the token that outweighs all others: which one it is, in which channel it is large ---
@@ -235,6 +259,8 @@ class Selection:
     states: tuple[Metric, ...]
     steps: tuple[StepMetric, ...]
     attention: tuple[str, ...]
+    between: bool = False
+    """Whether different sequences are compared."""
 
     @property
     def has_spans(self) -> bool:
@@ -244,11 +270,12 @@ class Selection:
     def definitions(self) -> tuple[tuple[str, str], ...]:
         states = tuple((metric.name, metric.definition) for metric in self.states)
         steps = tuple((metric.name, metric.definition) for metric in self.steps)
-        return states + steps + tuple((name, ATTENTION_METRICS[name]) for name in self.attention)
+        between = tuple(BETWEEN_METRICS.items()) if self.between else ()
+        return states + between + steps + tuple((name, ATTENTION_METRICS[name]) for name in self.attention)
 
 
 def known_metrics() -> tuple[str, ...]:
-    return (*all_metrics(), *STEP_METRICS, *ATTENTION_METRICS)
+    return (*all_metrics(), *BETWEEN_METRICS, *STEP_METRICS, *ATTENTION_METRICS)
 
 
 def select(choices: Choice | Iterable[Choice]) -> Selection:
@@ -268,8 +295,10 @@ def select(choices: Choice | Iterable[Choice]) -> Selection:
     for name in named:
         if isinstance(name, str) and name not in known_metrics():
             raise UnknownName("metric", name, (*known_metrics(), *GROUPS, "all"))
+    of_others = {*STEP_METRICS, *ATTENTION_METRICS, *BETWEEN_METRICS}
     return Selection(
-        states=lookup(name for name in named if name not in STEP_METRICS and name not in ATTENTION_METRICS),
+        states=lookup(name for name in named if not isinstance(name, str) or name not in of_others),
+        between=BETWEEN in named,
         steps=tuple(STEP_METRICS[name] for name in named if isinstance(name, str) and name in STEP_METRICS),
         attention=tuple(name for name in named if isinstance(name, str) and name in ATTENTION_METRICS),
     )
@@ -304,10 +333,16 @@ class MeasurementObserver:
     drop_prefix: bool
     seen: Processed = field(default_factory=Processed)
     problems: dict[Place, str] = field(default_factory=dict)
-    chain: AttributionOverDepth = field(default_factory=lambda: AttributionOverDepth("log(HFC/LFC)"))
-    unit_chain: AttributionOverDepth = field(
-        default_factory=lambda: AttributionOverDepth("log(HFC/LFC) of tokens at unit length")
+    cosine_chain: AttributionOverDepth = field(
+        default_factory=lambda: AttributionOverDepth("mean cosine", cosine, smooths_upwards=True)
     )
+    unit_chain: AttributionOverDepth = field(
+        default_factory=lambda: AttributionOverDepth("log(HFC/LFC) of tokens at unit length", log_hfc_lfc_unit)
+    )
+    raw_chain: AttributionOverDepth = field(default_factory=lambda: AttributionOverDepth("log(HFC/LFC)", log_hfc_lfc))
+    pairs: PairGatherer | None = None
+    """Looks at pairs of tokens, where that is asked for."""
+    between: BetweenGatherer = field(default_factory=BetweenGatherer)
     largest: LargestTokens = field(default_factory=LargestTokens)
     attention: AttentionGatherer = field(init=False)
     _inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -326,6 +361,10 @@ class MeasurementObserver:
     def __post_init__(self) -> None:
         self.attention = AttentionGatherer(self.chosen.attention, self._note)
 
+    @property
+    def chains(self) -> tuple[AttributionOverDepth, ...]:
+        return self.cosine_chain, self.unit_chain, self.raw_chain
+
     def wants(self, name: str, stack: Stack) -> bool:
         """Asked-for places, and every place of the stream, which attribution needs."""
         is_stream = on_stream(name, stack.arch.residual)
@@ -337,10 +376,13 @@ class MeasurementObserver:
         self._pending.clear()
         self._place_sums.clear()
         self._steps.clear()
-        for chain in (self.chain, self.unit_chain):
+        for chain in self.chains:
             chain.begin()
         for spans in self._spans.values():
             spans.begin()
+        if self.pairs is not None:
+            self.pairs.begin()
+        self.between.begin()
         self.largest.begin()
         self.attention.begin()
 
@@ -384,6 +426,8 @@ class MeasurementObserver:
         """Metrics that need the tokens, and those that one token can decide also without the largest one."""
         costly = [metric for metric in self.chosen.states if metric.is_costly]
         few = moments.every(EVERY, self.seen.sequences) if costly else moments
+        if self.chosen.between:
+            self.between.see(place, moments)
         others = cache(attrgetter("without_largest"))
         for metric in self.chosen.states:
             sums = few if metric.is_costly else moments
@@ -404,6 +448,8 @@ class MeasurementObserver:
         if ids is not None:
             ids = ids[has_two.to(ids.device)] if tuple(ids.shape) == tuple(keep.shape) else None
         self.largest.see(place, moments, kept.span.start or 0, ids)
+        if self.pairs is not None:
+            self.pairs.see(place, moments, self.seen.sequences)
         if self.chosen.steps:
             self._steps.setdefault(place.stack, StepGatherer(self.chosen.steps, self._arrived)).see(place, moments)
         if self.chosen.has_spans and place.name != "final_norm":
@@ -432,10 +478,13 @@ class MeasurementObserver:
         for steps in self._steps.values():
             steps.finish(self._note)
         _add(self._pending)
-        for chain in (self.chain, self.unit_chain):
+        for chain in self.chains:
             chain.finish()
         for spans in self._spans.values():
             spans.finish()
+        if self.pairs is not None:
+            self.pairs.finish()
+        self.between.finish()
         self.attention.finish()
 
     def _join(self, label: str, sums: SharedSums) -> None:
@@ -450,16 +499,17 @@ class MeasurementObserver:
                 self._pending.append(_Noted(self._without, asked, metric.name, found))
         is_stream = [on_stream(place.name, self.stacks[label].arch.residual) for place in sums.places]
         stream = list(compress(sums.places, is_stream))
-        for chain, metric in ((self.chain, log_hfc_lfc), (self.unit_chain, log_hfc_lfc_unit)):
-            chain.add(label, stream, sums.rows(metric.on(whole), is_stream))
+        for chain in self.chains:
+            chain.add(label, stream, sums.rows(chain.metric.on(whole), is_stream))
         self.largest.finish(label, stream, sums.rows(largest_norm.on(whole), is_stream))
 
     # --- results ---
 
     def values(self) -> tuple[PlaceValue, ...]:
         in_order = {name: number for number, (name, _) in enumerate(self.chosen.definitions())}
-        keys = sorted(self._sums, key=lambda key: (self._order[key[0]], in_order[key[1]]))
-        found = [self._value(place, metric, self._sums[place, metric]) for place, metric in keys]
+        sums = self._sums | {(place, BETWEEN): found for place, found in self.between.results().items()}
+        keys = sorted(sums, key=lambda key: (self._order[key[0]], in_order[key[1]]))
+        found = [self._value(place, metric, sums[place, metric]) for place, metric in keys]
         for stack, reason in self.attention.reasons.items():
             place = Place(stack, 0, ATTENTION)
             missing = (Missing(field="mean", reason=reason),)
@@ -469,8 +519,9 @@ class MeasurementObserver:
     def _value(self, place: Place, metric: str, sums: Running, missing: tuple[Missing, ...] = ()) -> PlaceValue:
         if not sums.count and not missing:
             missing += (Missing(field="mean", reason="no sequence has a value here"),)
-        if sums.count < 2:
-            missing += (Missing(field="standard_error", reason="fewer than two sequences have a value"),)
+        if sums.count < (least := 3 if metric == BETWEEN else 2):
+            reason = f"fewer than {'three' if least == 3 else 'two'} sequences have a value"
+            missing += (Missing(field="standard_error", reason=reason),)
         without = self._without.get((place, metric), Running())
         return PlaceValue(
             stack=place.stack,
@@ -479,7 +530,7 @@ class MeasurementObserver:
             place=place.name,
             metric=metric,
             mean=sums.mean if sums.count else None,
-            standard_error=sums.standard_error,
+            standard_error=None if missing else sums.standard_error,
             sequences=sums.count,
             on_stream=on_stream(place.name, self.stacks[place.stack].arch.residual),
             missing=missing,

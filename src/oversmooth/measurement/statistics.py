@@ -13,7 +13,7 @@ from torch import Tensor
 SMOOTHING, SHARPENING, NO_CLEAR_CHANGE = "smoothing", "sharpening", "no clear change"
 CONFIDENCE = 0.95
 ROUNDING = 1e-6
-"""Changes of log(HFC/LFC) up to this are rounding in float32."""
+"""Changes of log(HFC/LFC) and of the mean cosine up to this are rounding in float32."""
 
 Interval = tuple[float, float]
 
@@ -28,14 +28,15 @@ def interval(mean: float, standard_error: float | None, sequences: int) -> Inter
     return mean - half, mean + half
 
 
-def direction(mean: float, found: Interval | None) -> str:
-    """smoothing (below zero), sharpening, or no clear change where the interval holds zero.
+def direction(mean: float, found: Interval | None, *, smooths_upwards: bool = False) -> str:
+    """smoothing, sharpening, or no clear change where the interval holds zero.
 
-    A single sequence has no interval: its sign is all there is, and whoever shows it says so.
+    log(HFC/LFC) falls where tokens are smoothed; a mean cosine rises (`smooths_upwards`). A single sequence has no
+    interval: its sign is all there is, and whoever shows it says so.
     """
     if abs(mean) <= ROUNDING or (found is not None and found[0] <= 0 <= found[1]):
         return NO_CLEAR_CHANGE
-    return SMOOTHING if mean < 0 else SHARPENING
+    return SMOOTHING if (mean > 0) == smooths_upwards else SHARPENING
 
 
 @dataclass(slots=True)

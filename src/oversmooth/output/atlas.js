@@ -4,9 +4,8 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const all = data.target.map((_, i) => i);
   const id = (name) => document.getElementById(name);
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const COLOURS = ["#7b3fc4", "#2f8f4e", "#d0479b", "#0f9484", "#a08000", "#8e1e63", "#4a78b5", "#6e7781"];
-  const GROUPS = COLOURS.length, PAGE = 100, MANY_SIGNS = 0.001, MANY_LAYERS = 200;
+  const GROUPS = COLOURS.length, PAGE = 100, MANY_SIGNS = 0.001;
   const SIZES = [[1e7, "under 10M"], [1e8, "10M to 100M"], [1e9, "100M to 1B"], [1e10, "1B to 10B"], [Infinity, "10B and more"]];
   const sizeOf = (count) => count == null ? "unknown" : SIZES.find(([limit]) => count < limit)[1];
   const groupOf = {
@@ -14,9 +13,7 @@
     size: (i) => sizeOf(data.block_parameters[i]),
     year: (i) => data.year[i] == null ? "unknown" : String(data.year[i]),
   };
-  // Plotly reads a little markup in labels: what looks like it is written with entities.
-  const label = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").slice(0, 60);
-
+  const make = (name, text, more) => Object.assign(document.createElement(name), { textContent: text ?? "", ...more });
   const sorted = (values) => values.filter((v) => v != null).sort((a, b) => a - b);
   const quantile = (values, q) => {
     if (!values.length) return null;
@@ -24,19 +21,19 @@
     return values[low] + (at - low) * ((values[low + 1] ?? values[low]) - values[low]);
   };
   const mean = (values) => { const kept = values.filter((v) => v != null); return kept.length ? kept.reduce((a, b) => a + b, 0) / kept.length : null; };
+  const number = (value, digits = 3) => value == null ? "" : value.toFixed(digits);
+  const percent = (value, digits = 0) => value == null ? "" : (100 * value).toFixed(digits) + "%";
 
-  const order = { size: [...SIZES.map(([, name]) => name), "unknown"] };
-  const optionsOf = (kind) => {
+  // --- filters ---
+  const order = [...SIZES.map(([, name]) => name), "unknown"];
+  const byKind = { family: (a, b, sizes) => sizes.get(b) - sizes.get(a), size: (a, b) => order.indexOf(a) - order.indexOf(b), year: (a, b) => a.localeCompare(b) };
+  for (const kind of ["family", "size", "year"]) {
     const counts = new Map();
     for (const i of all) counts.set(groupOf[kind](i), (counts.get(groupOf[kind](i)) ?? 0) + 1);
-    const names = [...counts.keys()].sort((a, b) => kind === "family" ? counts.get(b) - counts.get(a) : kind === "size" ? order.size.indexOf(a) - order.size.indexOf(b) : a.localeCompare(b));
-    return names.map((name) => [name, `${name} (${counts.get(name)})`]);
-  };
-  for (const kind of ["family", "size", "year"]) {
-    for (const [value, text] of [["", "all"], ...optionsOf(kind)]) id(kind).append(new Option(text, value));
+    const names = [...counts.keys()].sort((a, b) => byKind[kind](a, b, counts));
+    id(kind).append(new Option("all", ""), ...names.map((name) => new Option(`${name} (${counts.get(name)})`, name)));
   }
-
-  let chosen = all, page = 0, sort = { name: "target", down: false };
+  let chosen = all, page = 0, sort = { name: "mean_tendency", down: true };
   const choose = () => {
     const wanted = ["family", "size", "year"].filter((kind) => id(kind).value !== "");
     const words = id("search").value.toLowerCase();
@@ -45,105 +42,139 @@
     id("count").textContent = `${chosen.length} of ${all.length} ${all.length === 1 ? "model" : "models"}`;
     draw();
   };
-
   const grouped = (models) => {
     const kind = id("by").value, found = new Map();
     for (const i of models) { const name = groupOf[kind](i); if (!found.has(name)) found.set(name, []); found.get(name).push(i); }
     let groups = [...found.entries()].sort((a, b) => b[1].length - a[1].length);
     if (groups.length > GROUPS) groups = [...groups.slice(0, GROUPS - 1), ["others", groups.slice(GROUPS - 1).flatMap(([, list]) => list)]];
-    if (kind !== "family") groups.sort((a, b) => kind === "size" ? order.size.indexOf(a[0]) - order.size.indexOf(b[0]) : a[0].localeCompare(b[0]));
+    if (kind !== "family") groups.sort((a, b) => byKind[kind](a[0], b[0]));
     return groups;
   };
-  const axis = (title, more) => ({ title: { text: title, font: { size: 13 } }, gridcolor: css("--grid"), zerolinecolor: css("--soft"), linecolor: css("--line"), automargin: true, ...more });
-  const plot = (name, traces, x, y, more) => {
-    const node = id(name);
-    if (!traces.length) { Plotly.purge(node); node.replaceChildren(Object.assign(document.createElement("p"), { className: "nothing", textContent: "No model of this selection was read." })); return; }
-    if (node.querySelector(".nothing")) node.replaceChildren();
-    Plotly.react(node, traces, {
-      autosize: true, height: 340, margin: { l: 56, r: 18, t: 14, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { color: css("--ink"), size: 13 }, hovermode: "closest", legend: { orientation: "h", traceorder: "normal", yanchor: "bottom", y: 1.02, x: 0 }, xaxis: x, yaxis: y, ...more,
-    }, { displayModeBar: false, responsive: true });
-  };
 
-  const draw = () => {
-    const read = chosen.filter((i) => data.status[i] === "read");
-    const groups = grouped(read);
-    drawDepth(read, groups); drawDominating(read); drawShares(groups); drawNorms(groups); drawOutliers(read); drawTable();
+  // --- pictures ---
+  const LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 40;
+  const shape = (name, more, text) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(more)) node.setAttribute(key, value);
+    if (text !== undefined) node.textContent = text;
+    return node;
+  };
+  const picture = (node, height, low, high, title, across) => {
+    const width = Math.max(280, node.clientWidth), svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, height });
+    const room = (high - low || 1) * 0.05, [bottom, top] = [low - room, high + room];
+    const x = (share) => LEFT + share * (width - LEFT - RIGHT), y = (value) => TOP + (top - value) / (top - bottom) * (height - TOP - BOTTOM);
+    const step = [0.05, 0.1, 0.2, 0.25, 0.5, 1, 2, 5, 10, 20, 50, 100].find((s) => (top - bottom) / s < 7) ?? (top - bottom) / 5;
+    for (let value = Math.ceil(bottom / step) * step; value <= top; value += step) {
+      const zero = Math.abs(value) < step / 100;
+      svg.append(shape("path", { d: `M${LEFT} ${y(value)}H${width - RIGHT}`, stroke: zero ? "var(--soft)" : "var(--line)" }));
+      svg.append(shape("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, zero ? "0" : +value.toFixed(2)));
+    }
+    svg.append(shape("text", { x: LEFT, y: height - 6 }, `${title}; ${across}`));
+    node.replaceChildren(svg);
+    return { svg, x, y, width };
+  };
+  const nothing = (node) => node.replaceChildren(make("p", "No model of this selection was read.", { className: "nothing" }));
+  const tip = make("div", "", { id: "tip", hidden: true });
+  document.body.append(tip);
+  let dots = [], at = -1;
+  const point = (index, left, top) => {
+    at = index;
+    tip.hidden = index < 0;
+    document.querySelector("#ranks .on")?.remove();
+    if (index < 0) return;
+    const dot = dots[index], i = dot.i, svg = document.querySelector("#ranks svg"), box = svg.getBoundingClientRect();
+    svg.append(shape("circle", { class: "on", cx: dot.x, cy: dot.y, r: 6, fill: "none", stroke: "var(--ink)", "stroke-width": 2 }));
+    tip.textContent = `${data.target[i]}\n${data.family[i] ?? "unknown family"}, ${data.n_layers[i]} layers, mean tendency ${number(data.mean_tendency[i])}\n${percent(data.sharpening_share[i])} of its layers below 0`;
+    const size = tip.getBoundingClientRect(), [x, y] = [left ?? box.left + dot.x, top ?? box.top + dot.y];
+    tip.style.left = Math.max(6, Math.min(x + 14, innerWidth - size.width - 6)) + "px";
+    tip.style.top = (y + 20 + size.height > innerHeight ? y - size.height - 12 : y + 20) + "px";
+  };
+  const nearest = (event) => {
+    const svg = document.querySelector("#ranks svg");
+    if (!svg || !dots.length) return -1;
+    const box = svg.getBoundingClientRect(), [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    let best = -1, least = 30 ** 2;
+    dots.forEach((dot, k) => { const far = (dot.x - x) ** 2 + (dot.y - y) ** 2; if (far < least) { least = far; best = k; } });
+    return best;
+  };
+  for (const kind of ["pointermove", "pointerdown"]) id("ranks").addEventListener(kind, (event) => point(nearest(event), event.clientX, event.clientY));
+  for (const kind of ["pointerleave", "blur"]) id("ranks").addEventListener(kind, () => point(-1));
+  id("ranks").addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1, PageDown: 10, PageUp: -10 }[event.key];
+    if (!step || !dots.length) return;
+    event.preventDefault();
+    point(Math.max(0, Math.min(dots.length - 1, at + step)));
+  });
+
+  const drawRanks = (read, groups) => {
+    const models = read.filter((i) => data.mean_tendency[i] != null).sort((a, b) => data.mean_tendency[b] - data.mean_tendency[a]);
+    dots = [];
+    if (!models.length) return nothing(id("ranks"));
+    const colour = new Map(groups.flatMap(([, list], g) => list.map((i) => [i, g])));
+    const ends = models.map((i) => data.mean_tendency[i]), far = ends.length > 200;  // a few far ones would press all others together
+    const [low, high] = far ? [quantile([...ends].reverse(), 0.002), quantile([...ends].reverse(), 0.998)] : [ends.at(-1), ends[0]];
+    const { svg, x, y } = picture(id("ranks"), 320, Math.min(0, low), Math.max(0, high), "mean tendency, log ρ_dc", `${models.length} models, sorted`);
+    const paths = groups.map(() => "");
+    models.forEach((i, k) => {
+      const value = Math.max(Math.min(0, low), Math.min(Math.max(0, high), data.mean_tendency[i]));
+      const dot = { i, x: x((k + 0.5) / models.length), y: y(value) };
+      dots.push(dot);
+      paths[colour.get(i)] += `M${dot.x.toFixed(1)} ${dot.y.toFixed(1)}h0`;
+    });
+    const size = models.length > 1500 ? 3.5 : models.length > 300 ? 5 : 8;
+    paths.forEach((d, g) => svg.append(shape("path", { class: "dots", d, stroke: COLOURS[g], "stroke-width": size, "stroke-linecap": "round", fill: "none" })));
   };
   const drawDepth = (read, groups) => {
     const points = data.tendency.reduce((most, list) => Math.max(most, list.length), 0);
-    const depth = Array.from({ length: points }, (_, p) => p / (points - 1));
-    const at = (models, q) => depth.map((_, p) => quantile(sorted(models.map((i) => data.tendency[i][p])), q));
-    const traces = [];
-    if (read.length > 1) {
-      traces.push({ x: depth, y: at(read, 0.25), mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false });
-      traces.push({ x: depth, y: at(read, 0.75), mode: "lines", line: { width: 0 }, fill: "tonexty", fillcolor: "rgba(110,119,129,0.18)", hoverinfo: "skip", name: "middle half of all" });
-    }
-    groups.forEach(([name, models], g) => traces.push({ x: depth, y: at(models, 0.5), mode: "lines", name: `${label(name)} (${models.length})`, line: { color: COLOURS[g], width: 2 } }));
-    plot("depth", traces, axis("relative depth", { range: [0, 1] }), axis("tendency, log ρ_dc"), { height: 420 });
+    const along = (models, q) => Array.from({ length: points }, (_, p) => quantile(sorted(models.map((i) => data.tendency[i][p])), q));
+    if (!read.length || !points) return nothing(id("depth"));
+    const [low, high] = [along(read, 0.25), along(read, 0.75)], curves = groups.map(([, models]) => along(models, 0.5));
+    const values = [0, ...low, ...high, ...curves.flat()].filter((v) => v != null);
+    const { svg, x, y } = picture(id("depth"), 320, Math.min(...values), Math.max(...values), "tendency, log ρ_dc", "relative depth 0 to 1");
+    const line = (list) => list.map((v, p) => v == null ? null : `${x(p / (points - 1)).toFixed(1)} ${y(v).toFixed(1)}`).filter(Boolean);
+    if (read.length > 1) svg.append(shape("path", { d: `M${[...line(high), ...line(low).reverse()].join("L")}Z`, fill: "var(--fan)", "fill-opacity": 0.3 }));
+    curves.forEach((curve, g) => svg.append(shape("path", { class: "median", d: "M" + line(curve).join("L"), stroke: COLOURS[g], "stroke-width": 2.2, fill: "none" })));
   };
-  const drawDominating = (read) => {
-    const values = sorted(read.flatMap((i) => data.dominating[i]));
-    const isCut = values.length >= MANY_LAYERS;  // a few far ones would press all others into one bar
-    const low = quantile(values, 0.005), high = quantile(values, 0.995);
-    const shown = isCut ? values.filter((v) => v >= low && v <= high) : values;
-    const traces = values.length ? [{ type: "histogram", x: shown, nbinsx: Math.max(8, Math.min(80, Math.round(2 * Math.sqrt(values.length)))), marker: { color: COLOURS[0] }, hovertemplate: "%{x}: %{y} layers<extra></extra>" }] : [];
-    plot("dominating", traces, axis(isCut ? "real part of λ (99% of the layers)" : "real part of λ"), axis("layers"), { bargap: 0.03 });
+  const name = (g, text) => { const node = make("span"); node.append(make("i", "", { style: `background:${COLOURS[g]}` }), text); return node; };
+  const drawGroups = (groups) => {
+    id("groups").replaceChildren(...groups.map(([text, models], g) => name(g, `${text} (${models.length})`)));
+    const table = id("share");
+    const head = document.createElement("tr");
+    head.append(...["group", "models", "median tendency", "layers that sharpen", "models with negative norms"].map((text, k) => make("th", text, k ? {} : { className: "t" })));
+    table.tHead.replaceChildren(head);
+    table.tBodies[0].replaceChildren(...groups.map(([text, models], g) => {
+      const row = document.createElement("tr"), first = make("td", "", { className: "t" });
+      first.append(name(g, text));
+      const signs = mean(models.map((i) => data.norm_negative_share[i] == null ? null : Number(data.norm_negative_share[i] >= MANY_SIGNS)));
+      const cells = [models.length, number(quantile(sorted(models.map((i) => data.mean_tendency[i])), 0.5)), percent(mean(models.map((i) => data.sharpening_share[i]))), percent(signs)];
+      row.append(first, ...cells.map((value) => make("td", value)));
+      return row;
+    }));
   };
-  const bars = (name, groups, value, title) => {
-    const x = groups.map(([, models]) => value(models)), y = groups.map(([group, models]) => `${label(group)} (${models.length})`);
-    const isLong = x.map((v) => v > 0.9);  // its number stands inside it
-    plot(name, groups.length ? [
-      { type: "bar", orientation: "h", x, y, marker: { color: groups.map((_, g) => COLOURS[g]) }, hovertemplate: "%{y}: %{x:.1%}<extra></extra>" },
-      // Numbers of their own, because a bar of 0% shows nothing, and seems to be missing.
-      { mode: "text", x, y, text: x.map((v) => v == null ? "" : ` ${Math.round(100 * v)}% `), textposition: isLong.map((long) => long ? "middle left" : "middle right"),
-        textfont: { color: isLong.map((long) => long ? "#ffffff" : css("--ink")) }, hoverinfo: "skip" },
-    ] : [], axis(title, { tickformat: ".0%", range: [0, 1] }), axis("", { autorange: "reversed" }), { height: Math.max(160, 60 + 34 * groups.length), showlegend: false });
-  };
-  const drawShares = (groups) => bars("share", groups, (models) => mean(models.map((i) => data.sharpening_share[i])), "share of layers that sharpen");
-  const drawNorms = (groups) => bars("norms", groups, (models) => mean(models.map((i) => data.norm_negative_share[i] == null ? null : Number(data.norm_negative_share[i] >= MANY_SIGNS))), "share of models with negative norm weights");
 
-  const cell = (row, text, name) => { const td = row.insertCell(); td.textContent = text; if (name) td.className = name; };
-  const number = (value, digits = 3) => value == null ? "" : value.toFixed(digits);
-  const TEXTS = new Set(["model", "family", "status", "reason"]);
-  const head = (table, names, onSort) => {
-    const row = document.createElement("tr");
-    for (const [key, text] of names) {
-      const th = document.createElement("th"); th.scope = "col"; if (TEXTS.has(text)) th.className = "text";
-      if (onSort) { const button = Object.assign(document.createElement("button"), { type: "button", textContent: text }); button.addEventListener("click", () => onSort(key)); if (key === sort.name) button.setAttribute("aria-sort", sort.down ? "descending" : "ascending"); th.append(button); }
-      else th.textContent = text;
-      row.append(th);
-    }
-    table.tHead.replaceChildren(row);
-  };
-  const drawOutliers = (read) => {
-    const values = sorted(read.map((i) => data.mean_tendency[i])), middle = quantile(values, 0.5);
-    const spread = quantile(sorted(values.map((v) => Math.abs(v - middle))), 0.5) * 1.4826;
-    const table = id("outliers"), body = table.tBodies[0];
-    head(table, [["", "model"], ["", "family"], ["", "mean tendency"], ["", "spreads from the median"]]);
-    body.replaceChildren();
-    if (!(spread > 0)) { cell(body.insertRow(), "Outliers need models that differ.", "text"); return; }
-    const far = read.filter((i) => data.mean_tendency[i] != null).map((i) => [i, (data.mean_tendency[i] - middle) / spread]);
-    for (const [i, distance] of far.sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, 12)) {
-      const row = body.insertRow();
-      cell(row, data.target[i], "name"); cell(row, data.family[i] ?? "", "text"); cell(row, number(data.mean_tendency[i])); cell(row, (distance > 0 ? "+" : "") + number(distance, 1));
-    }
-  };
+  // --- the table ---
   const COLUMNS = [["target", "model"], ["family", "family"], ["year", "year"], ["n_layers", "layers"], ["d_model", "width"], ["mean_tendency", "mean tendency"], ["sharpening_share", "sharpening"], ["norm_negative_share", "negative norms"], ["status", "status"], ["reason", "reason"]];
+  const TEXTS = new Set(["model", "family", "status", "reason"]);
   const drawTable = () => {
-    const table = id("models"), body = table.tBodies[0], values = data[sort.name];
-    head(table, COLUMNS, (name) => { sort = { name, down: name === sort.name ? !sort.down : typeof data[name].find((value) => value != null) === "number" }; page = 0; drawTable(); });
+    const table = id("models"), values = data[sort.name], head = document.createElement("tr");
+    for (const [key, text] of COLUMNS) {
+      const th = make("th", "", { scope: "col", className: TEXTS.has(text) ? "t" : "" }), button = make("button", text, { type: "button" });
+      if (key === sort.name) button.setAttribute("aria-sort", sort.down ? "descending" : "ascending");
+      button.addEventListener("click", () => { sort = { name: key, down: key === sort.name ? !sort.down : typeof data[key].find((value) => value != null) === "number" }; page = 0; drawTable(); });
+      th.append(button); head.append(th);
+    }
+    table.tHead.replaceChildren(head);
     const compare = (a, b) => values[a] == null ? 1 : values[b] == null ? -1 : (typeof values[a] === "number" ? values[a] - values[b] : String(values[a]).localeCompare(String(values[b]))) * (sort.down ? -1 : 1);
     const rows = [...chosen].sort(compare).slice(page * PAGE, (page + 1) * PAGE);
-    body.replaceChildren();
-    for (const i of rows) {
-      const row = body.insertRow();
-      cell(row, data.target[i], "name"); cell(row, data.family[i] ?? "", "text");
-      for (const name of ["year", "n_layers", "d_model"]) cell(row, data[name][i] ?? "");
-      cell(row, number(data.mean_tendency[i]));
-      for (const name of ["sharpening_share", "norm_negative_share"]) cell(row, data[name][i] == null ? "" : (100 * data[name][i]).toFixed(1) + "%");
-      cell(row, data.status[i], "text"); cell(row, data.reason[i] ?? "", "why");
-    }
+    table.tBodies[0].replaceChildren(...rows.map((i) => {
+      const row = document.createElement("tr");
+      const cell = (text, className = "") => row.append(make("td", text, { className }));
+      cell(data.target[i], "name"); cell(data.family[i], "t");
+      for (const key of ["year", "n_layers", "d_model"]) cell(data[key][i]);
+      cell(number(data.mean_tendency[i])); cell(percent(data.sharpening_share[i], 1)); cell(percent(data.norm_negative_share[i], 1));
+      cell(data.status[i], "t"); cell(data.reason[i], "why");
+      return row;
+    }));
     const pages = Math.max(1, Math.ceil(chosen.length / PAGE));
     id("page").textContent = `page ${page + 1} of ${pages}`;
     id("before").disabled = page === 0; id("after").disabled = page >= pages - 1;
@@ -151,13 +182,18 @@
   id("before").addEventListener("click", () => { page -= 1; drawTable(); });
   id("after").addEventListener("click", () => { page += 1; drawTable(); });
 
+  const pictures = () => {
+    const read = chosen.filter((i) => data.status[i] === "read"), groups = grouped(read);
+    drawRanks(read, groups); drawDepth(read, groups); drawGroups(groups);
+  };
+  const draw = () => { pictures(); drawTable(); };
   let timer = 0;
-  for (const name of ["family", "size", "year"]) id(name).addEventListener("change", choose);
+  for (const kind of ["family", "size", "year"]) id(kind).addEventListener("change", choose);
   id("by").addEventListener("change", draw);
   id("search").addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(choose, 150); });
   id("filters").addEventListener("submit", (event) => event.preventDefault());
   id("filters").addEventListener("reset", () => setTimeout(choose, 0));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(pictures, 150); });
   choose();
   document.documentElement.dataset.ready = "yes";
 })();

@@ -4,18 +4,26 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from oversmooth.errors import BrokenFile, MissingDependency
-from oversmooth.output.render import script_safe
+from oversmooth.output.charts import Axis, Chart, Line, Panel, extent, numbers
+from oversmooth.output.render import WIDTHS, drawn_at, own, page_style, script_safe
+from oversmooth.output.run_pages import sparse
 from oversmooth.results import Row
 from oversmooth.surveys.table import ABOUT, SurveyTable
 
 # --- the picture of a survey as one self-contained HTML file: plain lists in, a page with filters out ---
 
-GRID = 21
+FIRST = 100
+"""Models in the table of a page without script."""
+SUMMARY = (
+    "The tendency of a layer is log max |1 + λ| over the eigenvalues λ of its value map, norms multiplied in: above "
+    "0, attention that looks at all tokens equally would make them more alike; below 0, less. Real attention does "
+    "not look equally: these are facts about weights, not verdicts about models."
+)
+GRID = 11
 """Points of relative depth at which the tendency of a model is known to the page."""
 
 
@@ -37,8 +45,6 @@ class AtlasModel:
     """Largest share of negative weights in a norm of attention, over its layers."""
     tendency: tuple[float | None, ...] = ()
     """At `GRID` points of relative depth, between layers by interpolation."""
-    dominating: tuple[float, ...] = ()
-    """Real part of the dominating eigenvalue of every layer."""
 
 
 def render_atlas(models: Sequence[AtlasModel], *, folder: str, versions: str) -> str:
@@ -46,26 +52,49 @@ def render_atlas(models: Sequence[AtlasModel], *, folder: str, versions: str) ->
     try:
         import jinja2
         from markupsafe import Markup
-        from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise MissingDependency("plotly and jinja2", "report", "an atlas") from error
-    own = files(__package__)
-
-    def text(name: str) -> Markup:
-        return Markup((own / name).read_text(encoding="utf-8"))
-
-    style = (files("oversmooth.output") / "page.css").read_text(encoding="utf-8")
+        raise MissingDependency("jinja2", "report", "an atlas") from error
+    ranked = sorted(models, key=lambda model: (model.mean_tendency is None, -(model.mean_tendency or 0.0)))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    return environment.from_string(str(text("atlas.html.j2"))).render(
+    return environment.from_string(own("atlas.html.j2")).render(
         folder=folder,
         versions=versions,
         count=len(models),
         read=sum(model.status == "read" for model in models),
-        style=Markup(style) + text("atlas.css"),
-        script=text("atlas.js"),
-        plotly=Markup(get_plotlyjs()),
+        verdict=atlas_words(models),
+        summary=SUMMARY,
+        ranks=Markup(drawn_at(_ranks(ranked), WIDTHS)),
+        first=ranked[:FIRST],
+        style=Markup(page_style() + own("atlas.css")),
+        script=Markup(own("atlas.js")),
         data=Markup(script_safe(_columns(models))),
     )
+
+
+def atlas_words(models: Sequence[AtlasModel]) -> str:
+    """What the weights of all models together say."""
+    known = [model.mean_tendency for model in models if model.mean_tendency is not None]
+    if not known:
+        return f"None of {len(models):,} models could be read."
+    above = sum(value > 0 for value in known)
+    middle = sorted(known)[len(known) // 2]
+    if len(known) == 1:
+        return (
+            f"Under uniform attention this model's weights would {'smooth' if above else 'not smooth'} ({middle:+.2f})."
+        )
+    return f"Under uniform attention the weights of {above:,} of {len(known):,} models would smooth (median {middle:+.2f})."
+
+
+def _ranks(ranked: Sequence[AtlasModel]) -> Chart:
+    """All models from the largest mean tendency to the smallest: what is there before the script draws dots."""
+    known = [(float(k), model.mean_tendency) for k, model in enumerate(ranked) if model.mean_tendency is not None]
+    shown = sparse(known) or [(0.0, 0.0)]
+    x, y = zip(*shown, strict=True)
+    axis = Axis(low=0.0, high=max(x[-1], 1.0), ticks=(), title=f"{len(known)} models, sorted")
+    panel = Panel(
+        title="Mean tendency, log ρ_dc", y=numbers(*extent(y, zero=True)), marks=(Line(name="", x=x, y=y),), height=240
+    )
+    return Chart(id="ranks-drawn", alt=f"Mean tendency of {len(known)} models, sorted.", x=axis, panels=(panel,))
 
 
 def _columns(models: Sequence[AtlasModel]) -> dict[str, Any]:
@@ -77,7 +106,7 @@ def _columns(models: Sequence[AtlasModel]) -> dict[str, Any]:
 
 def _short(value: Any) -> Any:
     if isinstance(value, float):
-        return float(f"{value:.4g}") if math.isfinite(value) else None
+        return float(f"{value:.3g}") if math.isfinite(value) else None
     return [_short(item) for item in value] if isinstance(value, tuple | list) else value
 
 
@@ -87,10 +116,7 @@ MODEL = (
     *("target", "status", "reason", "family", "year", "d_model", "n_layers", "block_parameters", "mean_tendency"),
     *("sharpening_share", "oversmooth"),
 )
-LAYER = (
-    *("target", "stack", "relative_depth", "tendency", "dominating_real", "folded_dominating_real"),
-    "norm_negative_share",
-)
+LAYER = (*("target", "stack", "relative_depth", "tendency", "norm_negative_share"),)
 
 
 def atlas_html(folder: str | Path) -> str:
@@ -123,12 +149,9 @@ def _models(table: SurveyTable) -> Iterator[AtlasModel]:
 
 def _of_layers(layers: Sequence[Row]) -> dict[str, Any]:
     signs = [row["norm_negative_share"] for row in layers if row["norm_negative_share"] is not None]
-    folded = [(row["folded_dominating_real"], row["dominating_real"]) for row in layers]
-    dominating = [plain if first is None else first for first, plain in folded]
     return {
         "norm_negative_share": max(signs, default=None),
         "tendency": _over_depth(layers),
-        "dominating": tuple(value for value in dominating if value is not None),
     }
 
 

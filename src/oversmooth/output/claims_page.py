@@ -2,114 +2,74 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from oversmooth.claims.claim import Claim, ClaimResult
 from oversmooth.claims.context import Row
 from oversmooth.claims.reproduce import Findings
 from oversmooth.environment.markdown import line_text, table_text
-from oversmooth.output.blocks import Block, Items, Page, PageSection, Plot, Strip, StripItem, Words, table_of
+from oversmooth.output.blocks import Block, Items, Page, PageSection, Words, table_of
+from oversmooth.output.charts import Interval, Intervals, extent, numbers
 from oversmooth.output.render import render
 
 # --- the comparisons of a claim as a picture: effects with their 95% intervals ---
 
-ROW_PIXELS = 46
-"""For a line of words and the interval below it."""
 CLEAR, EQUAL, OPEN = "clear by itself", "no difference larger than the margin", "undecided"
-STYLES = {
-    CLEAR: {"symbol": "circle", "color": "var(--series-1)"},
-    EQUAL: {"symbol": "diamond", "color": "var(--series-3)"},
-    OPEN: {"symbol": "circle-open", "color": "var(--neutral)"},
-}
-"""Of the marker, by what a comparison came to."""
+LOOKS = {CLEAR: ("ink", False), EQUAL: ("apart", False), OPEN: ("null", True)}
+"""Tone, and whether the dot is open, by what a comparison came to."""
 
 
-def effects_plot(id: str, rows: Sequence[Row]) -> tuple[Plot, ...]:
+def effects_plot(id: str, rows: Sequence[Row]) -> tuple[Intervals, ...]:
     """One picture of all comparisons that were run, the first at the top; none where none was."""
     there = [row for row in rows if row["effect"] is not None]
     if not there:
         return ()
-    heights = {row["comparison"]: len(there) - position for position, row in enumerate(there)}
     clear = sum(_kind(row) == CLEAR for row in there)
-    figure = {
-        "traces": [
-            _trace(kind, found, heights) for kind in STYLES if (found := [row for row in there if _kind(row) == kind])
-        ],
-        "layout": {
-            "height": 90 + ROW_PIXELS * len(there),
-            "xaxis": {"title": {"text": "effect"}, "zeroline": True},
-            "yaxis": {"showticklabels": False, "showgrid": False, "range": [0.4, len(there) + 0.8], "zeroline": False},
-            "shapes": [_margin(row, heights[row["comparison"]]) for row in there],
-            "annotations": [_words(name, height) for name, height in heights.items()],
-            "margin": {"l": 12, "r": 12, "t": 14, "b": 44},
-        },
-    }
-    plot = Plot(
+    low, high = extent([row[end] for row in there for end in ("low", "high")], zero=True)
+    reach = max(row["margin"] for row in there)
+    chart = Intervals(
         id=id,
-        figure=figure,
-        caption="Effects with 95% intervals over paired units; the bands are the margins.",
+        title="Effects with 95% intervals over paired units",
+        caption="Bands: the margins. Filled: clear by itself; green: no difference larger than the margin; open: undecided.",
         alt=f"Effects and 95% intervals of {len(there)} comparisons, {clear} of them clear by themselves; the table "
         "below has the same numbers.",
+        x=numbers(min(low, -1.2 * reach), max(high, 1.2 * reach), is_change=True, title="effect"),
+        rows=tuple(_row(row) for row in there),
     )
-    return (plot,)
+    return (chart,)
 
 
 def _kind(row: Row) -> str:
     return CLEAR if row["outcome"] in ("higher", "lower") else str(row["outcome"])
 
 
-def _trace(kind: str, rows: Sequence[Row], heights: Mapping[str, int]) -> dict[str, Any]:
-    reach = [round(row["high"] - row["effect"], 4) for row in rows]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": kind,
-        "x": [row["effect"] for row in rows],
-        "y": [heights[row["comparison"]] for row in rows],
-        "error_x": {"type": "data", "array": reach, "color": STYLES[kind]["color"]},
-        "marker": {"size": 9, **STYLES[kind]},
-        "text": [row["comparison"] for row in rows],
-        "hovertemplate": "%{text}<br>%{x:+.3f} ± %{error_x.array:.3f}<extra></extra>",
-    }
-
-
-def _margin(row: Row, height: int) -> dict[str, Any]:
-    return {
-        "type": "rect",
-        "layer": "below",
-        "x0": -row["margin"],
-        "x1": row["margin"],
-        "y0": height - 0.28,
-        "y1": height + 0.28,
-        "fillcolor": "var(--grid)",
-        "line": {"width": 0},
-    }
-
-
-def _words(name: str, height: int) -> dict[str, Any]:
-    """Above the interval, from the left edge: beside it a narrow screen would have no room for both."""
-    place = {"xref": "paper", "x": 0, "xanchor": "left", "y": height, "yanchor": "bottom", "yshift": 8}
-    return {**place, "text": name, "showarrow": False, "font": {"size": 12}}
+def _row(row: Row) -> Interval:
+    tone, is_open = LOOKS[_kind(row)]
+    said = f"{row['effect']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})"
+    return Interval(
+        name=row["comparison"],
+        value=row["effect"],
+        low=row["low"],
+        high=row["high"],
+        margin=row["margin"],
+        tone=tone,
+        is_open=is_open,
+        said=said,
+    )
 
 
 # --- findings as one Markdown page and one HTML page, to be read in five minutes ---
 
-TONES = {
-    "confirmed": "sharpening",
-    "theorem, checked": "sharpening",
-    "refuted": "smoothing",
-    "no difference larger than the margin": "neutral",
-    "undecided": "undecided",
-    "not run": "undecided",
-}
-"""Colours of the page, by judgement."""
+JUDGEMENTS = (
+    *("confirmed", "theorem, checked", "refuted", "no difference larger than the margin", "undecided", "not run"),
+)
+"""In the order in which they are counted."""
 SCALED_DOWN = (
     "A scaled-down check on two CPU cores: small models and data, three to five runs of each variant. It tests "
     "the mechanism, not the paper's own numbers; those take the GPU commands that `--scale full` prints."
 )
 SMOKE = (
-    "A smoke check: a few steps of everything, to see that it runs. Nothing has converged, and no verdict on this page says "
-    "anything about the paper."
+    "A smoke check: a few steps of everything, to see that it runs. Nothing has converged, and no verdict on this "
+    "page says anything about the paper."
 )
 RULES = (
     "Training runs that are judged have seeds and folds of their own, and none had been looked at when their rules were "
@@ -130,15 +90,16 @@ SHOWN = ("comparison", "effect", "interval", "margin", "units", "p", "clear_from
 COUNTS = {"primary": "What decides", "beside it": "Beside it: where differences come from, and trends"}
 """Tables of comparisons, by what they count for."""
 WEIGHTS = (
-    "What the weights of everything at hand say; no verdict rests on it. Shares of layers that sharpen or smooth under "
-    "uniform attention, by the dominating eigenvalue of their update; the others tend to neither, as all layers of sharpened "
-    "pre-norm models do, where what tokens share grows in no direction. `oversmooth report` shows survey/ layer by layer."
+    "What the weights of everything at hand say; no verdict rests on it. Shares of layers that sharpen or smooth "
+    "under uniform attention, by the dominating eigenvalue of their update; the others tend to neither, as all "
+    "layers of sharpened pre-norm models do, where what tokens share grows in no direction. `oversmooth report` shows "
+    "survey/ layer by layer."
 )
 
 
 def counted(judgements: Sequence[str]) -> str:
     """How many claims came to what, in a sentence."""
-    words = ", ".join(f"{judgements.count(word)} {word}" for word in TONES if word in judgements)
+    words = ", ".join(f"{judgements.count(word)} {word}" for word in JUDGEMENTS if word in judgements)
     return f"Of {len(judgements)} claim{'s' * (len(judgements) != 1)}: {words}."
 
 
@@ -234,30 +195,35 @@ def _plain(text: str) -> str:
 def page_of(claims: Sequence[Claim], findings: Findings, facts: Mapping[str, str], is_quick: bool) -> Page:
     """The verdicts at a glance, then a section per claim."""
     verdicts = {claim.name: findings[claim.name].verdict for claim in claims}
-    strip = Strip(
-        label="Verdicts",
-        items=tuple(
-            StripItem(
-                title=f"{claim.number} {claim.name}",
-                word=verdicts[claim.name].judgement,
-                tone=TONES[verdicts[claim.name].judgement],
-                lines=(claim.statement, f"Found: {verdicts[claim.name].brief}."),
-            )
-            for claim in claims
-        ),
-    )
-    first = PageSection(
-        id="summary",
-        blocks=(Words(text=SMOKE if is_quick else _plain(SCALED_DOWN), kind="note"), strip, Items(items=RULES)),
+    rows = [
+        {
+            "claim": f"{claim.number} {claim.name}",
+            "verdict": verdicts[claim.name].judgement,
+            "says": claim.statement,
+            "found": verdicts[claim.name].brief,
+        }
+        for claim in claims
+    ]
+    note = Words(text=SMOKE if is_quick else _plain(SCALED_DOWN), kind="note")
+    rules = PageSection(
+        id="rules",
+        title="How to read it",
+        lead="seeds, tests, margins, intervals",
+        blocks=(Items(items=RULES),),
+        is_closed=True,
     )
     smoke = "A smoke check, no evidence. " if is_quick else ""
     return Page(
         title="oversmooth: the paper's claims",
-        eyebrow="Setting the Record Straight on Transformer Oversmoothing (arXiv 2401.04301)",
+        eyebrow="Setting the Record Straight on Transformer Oversmoothing",
+        subject="arXiv 2401.04301",
         verdict=f"{smoke}{counted([verdict.judgement for verdict in verdicts.values()])}",
         facts=tuple(facts.items()),
-        sections=(first, *(_section(claim, finding) for claim, finding in _each_table_once(claims, findings))),
-        footer="Made by oversmooth. This page needs no network and sends nothing anywhere.",
+        sections=(
+            PageSection(id="summary", blocks=(table_of("verdicts", "Verdicts", rows), note)),
+            *(_section(claim, finding) for claim, finding in _each_table_once(claims, findings)),
+            rules,
+        ),
     )
 
 
@@ -269,7 +235,7 @@ def _section(claim: Claim, finding: ClaimResult) -> PageSection:
     blocks: list[Block] = [Words(text=f"{finding.verdict.judgement}: {finding.verdict.because}.", mark="observed")]
     blocks += effects_plot(f"effects-{claim.number}", [row for row in finding.compared if row["counts"] == "primary"])
     for order, (title, rows) in enumerate(_tables(finding)):
-        blocks += [Words(text=f"{title}:"), table_of(f"table-{claim.number}-{order}", title, _spaced(rows))]
+        blocks.append(table_of(f"table-{claim.number}-{order}", title, _spaced(rows)))
     if finding.weights:
         weights = table_of(f"weights-{claim.number}", "Everything at hand", _spaced(finding.weights))
         blocks += [Words(text=_plain(WEIGHTS)), weights]

@@ -1,17 +1,19 @@
-"""The page that compares several analyses."""
+"""The page that compares several analyses: tokens of one text, and different texts, each before and after."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import fmean, stdev
 
-from oversmooth.output.blocks import Block, Page, PageSection, Pair, Plot, Words, table_of
-from oversmooth.output.measured_sections import AXIS_TITLES
-from oversmooth.output.theory_sections import rounded
-from oversmooth.results import Analysis, PlaceValue, TaskLoss
-from oversmooth.results.base import signed
+from oversmooth.measurement.statistics import interval
+from oversmooth.output.blocks import Block, Card, Page, PageSection, Words, table_of
+from oversmooth.output.card import STARTS, columns_panel, cosine_axis, fans_of
+from oversmooth.output.charts import DASHES, Axis, Chart, Gauge, Line, Mark, Panel, extent, numbers, places
+from oversmooth.output.page import answers_of
+from oversmooth.output.sections import cosine_blocks
+from oversmooth.results import Analysis, TaskLoss
+from oversmooth.results.answer import PART_NAMES, Answer, Told
 from oversmooth.results.measurement import OutputDrift
-from oversmooth.results.wording import Highlight
+from oversmooth.results.wording import YARDSTICK, Highlight, change_words, first_large, level, short_name
 
 # --- what models cost, beside what they do to features: the part of a comparison that losses fill ---
 
@@ -22,12 +24,12 @@ Found = TaskLoss | str
 def losses_section(names: Sequence[str], analyses: Sequence[Analysis], losses: Sequence[Found]) -> PageSection:
     """A row per model: its loss and its features, each also as the difference to the first model."""
     rows = []
-    first = losses[0]
+    first, before = losses[0], _output(analyses[0])
     for name, analysis, found in zip(names, analyses, losses, strict=True):
         if isinstance(found, str):
             continue
-        cosine, before = _last_cosine(analysis), _last_cosine(analyses[0])
-        is_comparable = isinstance(first, TaskLoss) and first.task == found.task
+        cosine = _output(analysis)
+        other = first.found.loss if isinstance(first, TaskLoss) and first.task == found.task else None
         rows.append(
             {
                 "model": name,
@@ -36,32 +38,26 @@ def losses_section(names: Sequence[str], analyses: Sequence[Analysis], losses: S
                 "±": found.found.standard_error,
                 "perplexity": found.found.perplexity,
                 "accuracy": found.found.accuracy,
-                "loss grows by": found.found.loss - first.found.loss
-                if is_comparable and isinstance(first, TaskLoss)
-                else None,
+                "loss grows by": None if other is None else found.found.loss - other,
                 "mean cosine": cosine,
                 "cosine moves by": None if cosine is None or before is None else cosine - before,
             }
         )
-    reasons = [
+    blocks: list[Block] = [
         Words(text=f"{name} has no loss: {found}", kind="note")
         for name, found in zip(names, losses, strict=True)
         if isinstance(found, str)
     ]
-    return PageSection(
-        id="losses",
-        title="What it costs",
-        lead=losses_words(names, analyses, losses),
-        blocks=[*reasons, *([table_of("losses-table", "Loss beside features", rows)] if rows else [])],
-    )
+    blocks += [table_of("losses-table", "Loss beside features", rows)] if rows else []
+    return PageSection(id="losses", title="What it costs", lead=losses_words(names, analyses, losses), blocks=blocks)
 
 
 def losses_words(names: Sequence[str], analyses: Sequence[Analysis], losses: Sequence[Found]) -> str:
     """How far each model moved the cosine of the first, and what that cost."""
-    first, start = losses[0], _last_cosine(analyses[0])
+    first, start = losses[0], _output(analyses[0])
     told = []
     for name, analysis, found in list(zip(names, analyses, losses, strict=True))[1:]:
-        cosine = _last_cosine(analysis)
+        cosine = _output(analysis)
         if isinstance(found, str) or isinstance(first, str) or found.task != first.task:
             continue
         growth = found.found.loss - first.found.loss
@@ -73,44 +69,255 @@ def losses_words(names: Sequence[str], analyses: Sequence[Analysis], losses: Seq
     return "; ".join(told) + ("." if told else "")
 
 
-def _last_cosine(analysis: Analysis) -> float | None:
-    curve = analysis.measurement.curve("cosine") if analysis.measurement is not None else []
-    return curve[-1].mean if curve else None
+def _output(analysis: Analysis) -> float | None:
+    answers = answers_of(analysis)
+    return answers[0].output if answers else None
 
 
-# --- several analyses on one page: aligned by relative depth, differences with error bars ---
+# --- sentences about two models ---
 
-GRID = tuple(k / 10 for k in range(11))
-"""Relative depths at which models of different depth are compared; values between layers are interpolated."""
-RANDOM = "random ids"
-"""The origin of data that were drawn, where a model has no tokenizer."""
-COLOURS = ("var(--series-1)", "var(--series-2)", "var(--series-3)", "var(--series-4)")
-DASHES = ("solid", "dash", "dot", "dashdot")
+SEEN = 0.05
+"""A move that counts: the smallest step that a gauge shows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One metric over relative depth: 0 is the embedding, 1 the last block."""
+def _moves(before: float, after: float) -> int:
+    """1 for more alike, -1 for more distinct, 0 for about the same."""
+    return 0 if abs(after - before) < SEEN else 1 if after > before else -1
 
-    depth: list[float]
-    mean: list[float]
-    error: list[float]
-    has_errors: bool = True
-    """False where one sequence was measured, which has no standard error."""
 
-    def at(self, depth: float) -> tuple[float, float]:
-        """Mean and standard error at a relative depth, linear between layers."""
-        above = next((k for k, d in enumerate(self.depth) if d >= depth - 1e-9), len(self.depth) - 1)
-        below = max(above - 1, 0)
-        gap = self.depth[above] - self.depth[below]
-        share = (depth - self.depth[below]) / gap if gap else 0.0
-        mix = [(1 - share) * series[below] + share * series[above] for series in (self.mean, self.error)]
-        return mix[0], mix[1]
+def compare_words(names: Sequence[str], first: Answer, other: Answer) -> str:
+    """What happened to tokens of one text, and to different texts; joined by `but` where they disagree."""
+    a, b = names
+    tokens = _moves(first.output, other.output)
+    said = {1: "tokens end more alike", -1: "tokens end more distinct", 0: "tokens end about as alike"}[tokens]
+    few = _few(first, other)
+    head = f"{'in' if few else 'In'} {b} {said} {'as' if tokens == 0 else 'than'} in {a}"
+    if first.between is None or other.between is None:
+        return f"{few}{head}."
+    texts = _moves(first.between[1], other.between[1])
+    tail = {
+        1: "different inputs look more alike",
+        -1: "different inputs are told apart better",
+        0: "different inputs stay as they were",
+    }
+    joined = f"{head}, {'but' if tokens != texts else 'and'} {tail[texts]}."
+    return f"{few}{joined}"
+
+
+def _few(*answers: Answer) -> str:
+    """What makes a headline say less."""
+    return "" if all(answer.interval is not None for answer in answers) else "On these few inputs: "
+
+
+def deck_words(names: Sequence[str], first: Answer, other: Answer) -> str:
+    a, b = names
+    ends = f"{level(first.output)} in {a}, {level(other.output)} in {b}"
+    text = f"Mean cosine between tokens of one input at the output: {ends}."
+    if first.between is not None and other.between is not None:
+        text += f" Between different inputs: {level(first.between[1])} and {level(other.between[1])}."
+    return text
+
+
+def _where(names: Sequence[str], first: Answer, other: Answer) -> Told:
+    total = (other.output - other.input) - (first.output - first.input)
+    mine = {layer.label: layer.change for layer in first.layers}
+    moved = {layer.label: layer.change - mine[layer.label] for layer in other.layers if layer.label in mine}
+    if len(moved) != len(first.layers) or len(moved) != len(other.layers):
+        return Told(title="Not layer by layer", text=f"{names[0]} and {names[1]} differ in depth.")
+    label = max(moved, key=lambda name: abs(moved[name]))
+    place = label if label == "final norm" else f"layer {label}"
+    if abs(moved[label]) < SEEN / 5:
+        return Told(title="Nowhere", text=f"No layer differs by {SEEN / 5:g}.")
+    return Told(
+        title=f"Most in {place}", text=f"{change_words(moved[label])} of {change_words(total)} between the two."
+    )
+
+
+def _who(first: Answer, other: Answer) -> Told:
+    mine, theirs = ({part.part: part.change for part in answer.parts} for answer in (first, other))
+    moved = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in PART_NAMES if name in mine or name in theirs}
+    if not moved or max(abs(value) for value in moved.values()) < SEEN / 5:
+        return Told(title="No part differs.")
+    name = max(moved, key=lambda part: abs(moved[part]))
+    before, after = (change_words(found.get(name, 0.0)) for found in (mine, theirs))
+    title = f"{first_large(name)}: {before} before, {after} after."
+    others = ", ".join(f"{part} {change_words(value)}" for part, value in moved.items() if part != name)
+    return Told(title=title, text=f"The others: {others}." if others else "")
+
+
+def _sure(first: Answer, other: Answer) -> Told:
+    """Paired over inputs where both saw the same."""
+    pairs = [b - a for a, b in zip(first.values, other.values, strict=False)]
+    if len(first.values) != len(other.values) or len(pairs) < 4:
+        return Told(title="Not yet: too few inputs to compare in pairs.", text="Add inputs, 8 or more.")
+    found = interval(fmean(pairs), stdev(pairs) / len(pairs) ** 0.5, len(pairs))
+    low, high = found or (0.0, 0.0)
+    is_clear = low > 0 or high < 0
+    title = f"Tokens: {change_words(fmean(pairs))}, 95% interval {change_words(low)} to {change_words(high)}"
+    text = f"{len(pairs)} inputs in pairs; {'a clear difference' if is_clear else 'no clear difference'}."
+    return Told(title=title, text=text + (" Different inputs: no interval." if first.between and other.between else ""))
+
+
+def _now(names: Sequence[str], targets: Sequence[str], first: Answer, other: Answer) -> Told:
+    texts = _moves(first.between[1], other.between[1]) if first.between and other.between else 0
+    if texts > 0:
+        return Told(
+            title=f"Check {names[1]} on a task that tells inputs apart before you use it.",
+            command=f"oversmooth compare {targets[0]} {targets[1]} --loss",
+        )
+    if other.state == "collapsed" or _moves(first.output, other.output) > 0:
+        return Told(title="See what it costs.", command=f"oversmooth compare {targets[0]} {targets[1]} --loss")
+    return Told(
+        title="Nothing got worse. Keep it so in CI:",
+        command=f"oversmooth gate {targets[1]} --max-cosine {other.limit:.2f}",
+    )
+
+
+def _card(names: Sequence[str], analyses: Sequence[Analysis], answers: Sequence[Answer]) -> Card:
+    first, other = answers
+    gauges = [
+        Gauge(
+            id="tokens",
+            alt=f"Gauge: mean cosine of tokens {level(first.output)} in {names[0]}, {level(other.output)} in {names[1]}.",
+            title="Tokens of one input",
+            value=other.output,
+            said=f"{other.state} in {names[1]}",
+            bands=STARTS,
+            start=first.output,
+            start_name=names[0],
+            interval=other.interval,
+        )
+    ]
+    if first.between is not None and other.between is not None:
+        gauges.append(
+            Gauge(
+                id="inputs",
+                alt=f"Gauge: mean cosine of different inputs {level(first.between[1])}, then {level(other.between[1])}.",
+                title="Different inputs (their mean tokens)",
+                value=other.between[1],
+                said=f"in {names[1]}",
+                bands=((0.0, "unrelated"),),
+                end="1 the same",
+                start=first.between[1],
+                start_name=names[0],
+            )
+        )
+    targets = [analysis.inspection.provenance.target for analysis in analyses]
+    told = (
+        ("Where", _where(names, first, other)),
+        ("Who", _who(first, other)),
+        ("How sure", _sure(first, other)),
+        ("What now", _now(names, targets, first, other)),
+    )
+    return Card(gauges=tuple(gauges), told=told, chart=_curves(names, analyses, answers), yardstick=YARDSTICK)
+
+
+# --- curves: layer by layer where models have the same depth, otherwise by relative depth ---
+
+RELATIVE = Axis(
+    low=0.0,
+    high=1.0,
+    ticks=tuple((k / 4, f"{k / 4:g}") for k in range(5)),
+    title="relative depth (0 = input, 1 = output)",
+)
+
+
+def line_style(index: int) -> tuple[str, str]:
+    """Tone and dash of a model or run: the first four differ in both, the first sixteen in one of them."""
+    return f"series-{index % 4 + 1}", DASHES[(index + index // 4) % len(DASHES)]
+
+
+def _curves(names: Sequence[str], analyses: Sequence[Analysis], answers: Sequence[Answer]) -> Chart:
+    labels = [tuple(point.label for point in answer.points) for answer in answers]
+    is_same = len(set(labels)) == 1
+    shown = ["norm" if label == "final norm" else label for label in labels[0]]
+    marks: list[Mark] = []
+    for k, answer in enumerate(answers if len(answers) == 2 and is_same else ()):
+        tone, strength = ("fan", 0.3) if k == 0 else ("series-2", 0.16)
+        marks += [
+            replace(fan, tone=tone, strength=strength, name=f"80% of pairs, {names[k]}")
+            for fan in fans_of(answer.points)[:1]
+        ]
+    for k, (name, answer) in enumerate(zip(names, answers, strict=True)):
+        means = [point.mean for point in answer.points]
+        marks.append(_line(name, means, k, is_same=is_same))
+    curves = [answer.points for answer in answers]
+    panels = [Panel(title="How alike tokens of one input are (mean cosine)", y=cosine_axis(curves), marks=tuple(marks))]
+    panels += _texts(names, analyses, is_same=is_same)
+    panels += [_difference(answers)] if is_same and len(answers) == 2 else []
+    return Chart(
+        id="curves",
+        alt="Mean cosine over depth: "
+        + "; ".join(f"{n} from {level(a.input)} to {level(a.output)}" for n, a in zip(names, answers, strict=True)),
+        x=places(shown, "layer") if is_same else RELATIVE,
+        panels=tuple(panels),
+        notes=tuple((float(k), _note(names, answers, k)) for k in range(len(shown))) if is_same else (),
+    )
+
+
+def _line(name: str, values: Sequence[float], k: int, *, is_same: bool) -> Line:
+    tone, dash = line_style(k)
+    last = max(len(values) - 1, 1)
+    x = tuple(float(i) if is_same else i / last for i in range(len(values)))
+    return Line(name=name, x=x, y=tuple(values), tone=tone, dash=dash, dots=is_same, value=f"{values[-1]:.2f}")
+
+
+def _note(names: Sequence[str], answers: Sequence[Answer], k: int) -> str:
+    label = answers[0].points[k].label
+    place = f"layer {label}" if label.isdigit() else label
+    return "\n".join(
+        [place, *(f"{name}: {answer.points[k].mean:.2f}" for name, answer in zip(names, answers, strict=True))]
+    )
+
+
+def _texts(names: Sequence[str], analyses: Sequence[Analysis], *, is_same: bool) -> Iterator[Panel]:
+    """How alike different inputs are over depth, where that was measured in all."""
+    curves = []
+    for analysis in analyses:
+        measurement = analysis.measurement
+        points = list(measurement.curve("between")) if measurement is not None else []
+        final = measurement.final("between") if measurement is not None else None
+        curves.append([p.mean for p in (*points, *([final] if final else [])) if p.mean is not None])
+    if all(len(curve) > 1 for curve in curves):
+        low = min([0.0, *(value for curve in curves for value in curve)])
+        axis = Axis(low=low, high=1.0, ticks=((0.0, "0"), (0.5, "0.5"), (1.0, "1")))
+        marks = tuple(
+            _line(name, curve, k, is_same=is_same) for k, (name, curve) in enumerate(zip(names, curves, strict=True))
+        )
+        yield Panel(
+            title="How alike different inputs are (mean cosine of their mean tokens)", y=axis, marks=marks, height=130
+        )
+
+
+def _difference(answers: Sequence[Answer]) -> Panel:
+    """What the second model changed, part by part."""
+    first, other = answers
+    each = []
+    for mine, theirs in zip(first.layers, other.layers, strict=True):
+        before, after = dict(mine.parts), dict(theirs.parts)
+        each.append(
+            {
+                name: after.get(name, 0.0) - before.get(name, 0.0)
+                for name in PART_NAMES
+                if name in before or name in after
+            }
+        )
+    sums = {
+        name: sum(layer.get(name, 0.0) for layer in each) for name in PART_NAMES if any(name in layer for layer in each)
+    }
+    title = "What changed, part by part (up: more alike; down: more distinct)"
+    return columns_panel(title, [k + 1.0 for k in range(len(each))], each, sums, sum(sums.values()))
+
+
+# --- several analyses on one page ---
 
 
 def names_of(analyses: Sequence[Analysis]) -> list[str]:
-    """Short names that differ: the last parts of the targets, numbered where they are the same."""
-    names = [analysis.inspection.provenance.target.rstrip("/").split("/")[-1] for analysis in analyses]
+    """Short names that differ, numbered where they are the same."""
+    names = []
+    for analysis in analyses:
+        answers = answers_of(analysis)
+        names.append(answers[0].model if answers else short_name(analysis.inspection.provenance.target))
     if len(set(names)) == len(names):
         return names
     return [f"{name} ({index + 1})" for index, name in enumerate(names)]
@@ -124,85 +331,51 @@ def compare_page(
     `losses` are those of the same models, if asked for; `drifts` are those of the others' outputs, where they were run.
     """
     names = names_of(analyses)
-    measured = [(name, a) for name, a in zip(names, analyses, strict=True) if a.measurement]
-    blocks: list[Block] = []
-    for name, analysis in zip(names, analyses, strict=True):
-        blocks += _notes(name, analysis)
-    sections = []
-    if len(measured) > 1:
-        plots = tuple(_overlay(measured, metric) for metric in ("cosine", "hfc_lfc"))
-        blocks.append(Pair(plots=(plots[0], plots[1])))
-        sections.append(_differences(measured))
-    if losses:
-        sections.insert(0, losses_section(names, analyses, losses))
+    answers = [found[0] for analysis in analyses if (found := answers_of(analysis))]
+    is_measured = len(answers) == len(analyses)
+    notes = [block for name, analysis in zip(names, analyses, strict=True) for block in _notes(name, analysis)]
     known = [(name, drift) for name, drift in zip(names[1:], drifts, strict=False) if drift is not None]
-    if known:
-        sections.insert(0, _outputs(names[0], known))
-    sections.append(_weights(names, analyses))
-    return Page(
+    sections = [
+        PageSection(id="top", blocks=notes),
+        *([_outputs(names[0], known)] if known else []),
+        *([losses_section(names, analyses, losses)] if losses else []),
+        _weights(names, analyses),
+        *([_numbers(names, answers)] if is_measured else []),
+    ]
+    page = Page(
         title="oversmooth: " + " / ".join(names),
-        eyebrow=" / ".join(analysis.inspection.provenance.target for analysis in analyses),
+        eyebrow=" / ".join(names),
         findings=tuple(
             Highlight(text=drift_words(names[0], name, drift), section="outputs", title="Outputs")
             for name, drift in known
         ),
-        verdict=_verdict(measured) or "Weights compared; nothing was measured.",
-        facts=tuple(
-            (name, f"{len(a.inspection.layers)} layers, weights {a.inspection.provenance.weights_sha256[:12]}")
-            for name, a in zip(names, analyses, strict=True)
-        ),
-        sections=(PageSection(id="top", blocks=blocks), *sections),
-        footer="Made by oversmooth. This page needs no network and sends nothing anywhere.",
+        verdict="Weights compared; nothing was measured.",
+        facts=(),
+        sections=tuple(sections),
     )
+    return _with_answers(page, names, analyses, answers) if is_measured else page
 
 
-def curve_of(analysis: Analysis, metric: str) -> Curve:
-    assert analysis.measurement is not None
-    points: list[PlaceValue] = [p for p in analysis.measurement.curve(metric) if p.mean is not None]
-    last = max(point.depth for point in points) or 1
-    return Curve(
-        depth=[point.depth / last for point in points],
-        mean=[point.mean or 0.0 for point in points],
-        error=[point.standard_error or 0.0 for point in points],
-        has_errors=all(point.standard_error is not None for point in points),
-    )
+def _with_answers(page: Page, names: Sequence[str], analyses: Sequence[Analysis], answers: Sequence[Answer]) -> Page:
+    if len(answers) == 2:
+        verdict, summary = compare_words(names, *answers), deck_words(names, *answers)
+        card = _card(names, analyses, answers)
+    else:
+        ends = sorted(zip((a.output for a in answers), names, strict=True))
+        (low, sharpest), (high, smoothest) = ends[0], ends[-1]
+        verdict = f"Tokens end most distinct in {sharpest} ({low:.2f}), most alike in {smoothest} ({high:.2f})."
+        summary = "Mean cosine between tokens of one input, at the output of each model."
+        card = Card(gauges=(), chart=_curves(names, analyses, answers), yardstick=YARDSTICK)
+    drawn = [n for n, a in zip(names, analyses, strict=True) if a.measurement and a.measurement.data.origin == RANDOM]
+    if drawn:
+        which = "" if len(drawn) == len(names) else f" for {' and '.join(drawn)} only, so that the inputs differ"
+        verdict = f"On random token ids{which}: {verdict[:1].lower()}{verdict[1:]}"
+    subject = answers[0].subject if len({answer.subject for answer in answers}) == 1 else ""
+    return replace(page, verdict=verdict, summary=summary, card=card, subject=subject)
 
 
-def _verdict(measured: Sequence[tuple[str, Analysis]]) -> str:
-    """How mean cosine changes over depth in each, with both ends, and whether the others change more than the first."""
-    if len(measured) < 2:
-        return ""
-    curves = {name: curve_of(analysis, "cosine") for name, analysis in measured}
-    first, *others = curves
-    changes = [
-        f"by {signed(curve.mean[-1] - curve.mean[0])} in {name} (from {curve.mean[0]:.2f} to {curve.mean[-1]:.2f})"
-        for name, curve in curves.items()
-    ]
-    lead = f"{_inputs(measured)}mean cosine changes over depth {', '.join(changes[:-1])} and {changes[-1]}"
-    judged = "; ".join(text for name in others if (text := _judged(name, curves[name], first, curves[first])))
-    return f"{lead[:1].upper()}{lead[1:]}{': ' if judged else ''}{judged}."
-
-
-def _judged(name: str, own: Curve, first: str, other: Curve) -> str:
-    """Which of two changes more; empty where one of them rests on a single sequence."""
-    if not own.has_errors or not other.has_errors:
-        return ""
-    change = own.mean[-1] - own.mean[0]
-    difference = change - (other.mean[-1] - other.mean[0])
-    error = math.hypot(own.error[0], own.error[-1], other.error[0], other.error[-1])
-    if abs(difference) <= 2 * error:
-        return f"{name} changes about as much as {first}"
-    more = (difference > 0) == (change > 0)
-    return f"{name} {'smooths' if change > 0 else 'sharpens'} {'more' if more else 'less'} than {first}"
-
-
-def _inputs(measured: Sequence[tuple[str, Analysis]]) -> str:
-    """Which models ran on random token ids; empty where none did."""
-    drawn = [name for name, a in measured if a.measurement and a.measurement.data.origin == RANDOM]
-    if not drawn:
-        return ""
-    which = "" if len(drawn) == len(measured) else f" for {' and '.join(drawn)} only, so that the inputs differ"
-    return f"On random token ids{which}: "
+RANDOM = "random ids"
+"""The origin of data that were drawn, where a model has no tokenizer."""
 
 
 def _notes(name: str, analysis: Analysis) -> list[Block]:
@@ -215,62 +388,10 @@ def _notes(name: str, analysis: Analysis) -> list[Block]:
     return [Words(text=f"{name}: {text}", kind="note") for text in texts]
 
 
-def _overlay(measured: Sequence[tuple[str, Analysis]], metric: str) -> Plot:
-    traces: list[dict[str, Any]] = []
-    for index, (name, analysis) in enumerate(measured):
-        curve = curve_of(analysis, metric)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": name,
-                "x": rounded(curve.depth),
-                "y": rounded(curve.mean),
-                "error_y": {"type": "data", "array": rounded(curve.error), "width": 3, "thickness": 1},
-                "line": {"color": COLOURS[index % len(COLOURS)], "dash": DASHES[index % len(DASHES)], "width": 2.5},
-            }
-        )
-    return Plot(
-        id=f"compare-{metric.replace('_', '-')}",
-        figure={
-            "traces": traces,
-            "layout": {
-                "height": 320,
-                "xaxis": {"title": {"text": "relative depth (0 = embedding, 1 = last block)"}},
-                "yaxis": {"title": {"text": AXIS_TITLES.get(metric, metric)}, "rangemode": "tozero"},
-            },
-        },
-        caption=f"{AXIS_TITLES.get(metric, metric)}; bars are one standard error over sequences.",
-        alt=f"Line plot of {metric} over relative depth, one line per model; the table below has the differences.",
-    )
-
-
-def _differences(measured: Sequence[tuple[str, Analysis]]) -> PageSection:
-    first_name, first = measured[0]
-    rows = []
-    for name, other in measured[1:]:
-        for metric in ("cosine", "hfc_lfc"):
-            a, b = curve_of(first, metric), curve_of(other, metric)
-            for depth in GRID:
-                (mean_a, error_a), (mean_b, error_b) = a.at(depth), b.at(depth)
-                rows.append(
-                    {
-                        "compared": f"{name} minus {first_name}",
-                        "metric": metric,
-                        "relative depth": depth,
-                        "difference": mean_b - mean_a,
-                        "±": math.hypot(error_a, error_b),
-                    }
-                )
-    return PageSection(
-        id="differences",
-        title="Differences",
-        lead=(
-            "At the same relative depth, interpolated between layers. ± is the standard error of the difference as if "
-            "the sequences were independent, which overstates it when both saw the same data."
-        ),
-        blocks=[table_of("differences-table", "Differences", rows)],
-    )
+def _numbers(names: Sequence[str], answers: Sequence[Answer]) -> PageSection:
+    named = [replace(answer, stack=name) for name, answer in zip(names, answers, strict=True)]
+    lead = "the mean cosine of each model at every place, part by part"
+    return PageSection(id="numbers", title="All numbers", lead=lead, blocks=list(cosine_blocks(named)), is_closed=True)
 
 
 def drift_words(first: str, name: str, drift: OutputDrift) -> str:
@@ -281,9 +402,7 @@ def drift_words(first: str, name: str, drift: OutputDrift) -> str:
     )
     if drift.similarity is None or drift.other_similarity is None:
         return f"{text}."
-    return (
-        f"{text}; different sequences are {drift.other_similarity:.2f} alike in it, {drift.similarity:.2f} in {first}."
-    )
+    return f"{text}; different inputs are {drift.other_similarity:.2f} alike in it, {drift.similarity:.2f} in {first}."
 
 
 def _outputs(first: str, drifts: Sequence[tuple[str, OutputDrift]]) -> PageSection:
@@ -292,7 +411,7 @@ def _outputs(first: str, drifts: Sequence[tuple[str, OutputDrift]]) -> PageSecti
             "model": name,
             "relative distance": drift.relative_distance,
             "cosine to the first": drift.cosine,
-            "similarity between sequences": drift.other_similarity,
+            "similarity between inputs": drift.other_similarity,
             f"the same in {first}": drift.similarity,
             "sequences": drift.sequences,
             "tokens": drift.tokens,
@@ -302,49 +421,33 @@ def _outputs(first: str, drifts: Sequence[tuple[str, OutputDrift]]) -> PageSecti
     return PageSection(
         id="outputs",
         title="Outputs",
-        lead=(
-            "Features behind the last block and the final norm, on the same inputs. Features may change over depth while "
-            "outputs stay, and outputs may drift, or become alike between sequences, where curves look the same."
-        ),
+        lead="how far features behind the last block and the final norm moved, on the same inputs",
         blocks=[table_of("outputs-table", "Outputs compared", rows)],
+        is_closed=True,
     )
 
 
 def _weights(names: Sequence[str], analyses: Sequence[Analysis]) -> PageSection:
-    traces = []
+    marks, values = [], []
     for index, (name, analysis) in enumerate(zip(names, analyses, strict=True)):
-        layers = [layer for layer in analysis.inspection.layers if layer.plain is not None]
-        count = max(len(layers) - 1, 1)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": name,
-                "x": rounded([k / count for k in range(len(layers))]),
-                "y": rounded([layer.plain.rho_dc for layer in layers if layer.plain]),
-                "line": {"color": COLOURS[index % len(COLOURS)], "dash": DASHES[index % len(DASHES)], "width": 2.5},
-            }
-        )
-    plot = Plot(
+        own = [layer.plain.rho_dc for layer in analysis.inspection.layers if layer.plain is not None]
+        if own:
+            marks.append(_line(name, own, index, is_same=False))
+            values += own
+    low, high = extent(values)
+    chart = Chart(
         id="compare-rho",
-        figure={
-            "traces": traces,
-            "layout": {
-                "height": 300,
-                "xaxis": {"title": {"text": "relative depth"}},
-                "yaxis": {"title": {"text": "ρ_dc of H"}},
-            },
-        },
-        caption="Growth per layer of what all tokens share, from weights alone. Below 1 it shrinks.",
-        alt="Line plot of rho_dc over relative depth, one line per model.",
+        alt="ρ_dc of every layer over relative depth, one line per model; the table has every number.",
+        x=RELATIVE,
+        panels=(Panel(title="ρ_dc: growth of what all tokens share", y=numbers(low, high), marks=tuple(marks)),),
+        caption="From weights alone. Below 1 what all tokens share shrinks.",
     )
     rows = [
         {"model": name, **{key: row[key] for key in ("stack", "layer", "rho_dc", "min_real", "max_real", "tendency")}}
         for name, analysis in zip(names, analyses, strict=True)
         for row in analysis.inspection.rows()
     ]
+    blocks: list[Block] = [*([chart] if marks else []), table_of("compare-weights", "Weights per layer", rows)]
     return PageSection(
-        id="weights",
-        title="Weights",
-        blocks=[plot, table_of("compare-weights", "Weights per layer", rows)],
+        id="weights", title="Weights", lead="the eigenvalues of each layer", blocks=blocks, is_closed=True
     )

@@ -96,15 +96,10 @@ def _parts(analysis: Analysis) -> Iterator[Part]:
 
 
 def attribution_rows(measurement: Measurement) -> list[Row]:
-    """One flat row per sub-block: what it changed, for tokens as they are and at unit length."""
-    found = (("as they are", measurement.attributions), ("unit length", measurement.unit_attributions))
+    """One flat row per sub-block: what it changed of the mean cosine, and of log(HFC/LFC)."""
+    found = (measurement.attributions, measurement.unit_attributions, measurement.raw_attributions)
     layers = {(value.stack, value.depth, value.place): value.layer for value in measurement.values}
-    return [
-        row
-        for tokens, attributions in found
-        for item in attributions
-        for row in _attribution_rows(tokens, item, layers)
-    ]
+    return [row for attributions in found for item in attributions for row in _attribution_rows(item, layers)]
 
 
 def span_rows(measurement: Measurement) -> list[Row]:
@@ -124,12 +119,10 @@ def span_rows(measurement: Measurement) -> list[Row]:
     ]
 
 
-def _attribution_rows(
-    tokens: str, attribution: Attribution, layers: Mapping[tuple[str, int, str], int | None]
-) -> list[Row]:
+def _attribution_rows(attribution: Attribution, layers: Mapping[tuple[str, int, str], int | None]) -> list[Row]:
     return [
         {
-            "tokens": tokens,
+            "quantity": attribution.quantity,
             "stack": part.stack,
             "depth": part.depth,
             "layer": layers.get((part.stack, part.depth, part.place)),

@@ -1,170 +1,165 @@
-// Draws each figure when it comes near the screen, in the colours of the page; sorts tables; saves figures and tables.
+// Says what is pointed at, by pointer, finger and arrow keys; sorts tables; saves charts, tables and the card; copies commands.
+// Everything on the page can be read without it.
 (() => {
   "use strict";
-  let data = JSON.parse(document.getElementById("figures").textContent);
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const drawn = new Map();
-
-  // Colours are written as "var(--name)" in the figures, so that one figure serves both themes.
-  const coloured = (value) => {
-    if (typeof value === "string") return value.startsWith("var(--") ? css(value.slice(4, -1)) : value;
-    if (Array.isArray(value)) return value.map(coloured);
-    if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, coloured(v)]));
-    return value;
-  };
-  const axis = (own) => ({
-    gridcolor: css("--grid"), zerolinecolor: css("--line"), linecolor: css("--line"), automargin: true, ...own,
-    title: { ...(own.title || {}), font: { size: 13 } },
-  });
-  const NARROW = 460; // pixels of a plot below which labels of an axis are thinned
-  const thinned = (own, width) => {
-    const every = width < NARROW && own.tickvals ? Math.ceil(own.tickvals.length / 8) : 1;
-    const last = own.tickvals ? own.tickvals.length - 1 : 0;
-    const kept = (_, k) => k === last || (k % every === 0 && last - k >= every);
-    return every < 2 ? own : { ...own, tickvals: own.tickvals.filter(kept), ticktext: own.ticktext.filter(kept) };
-  };
-  const layoutOf = (figure, width = Infinity) => {
-    const own = coloured(figure.layout || {});
-    const layout = {
-      autosize: true, height: 320, margin: { l: 56, r: 18, t: 14, b: 44 }, paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)", font: { color: css("--ink"), size: 13 }, hovermode: "closest",
-      legend: { orientation: "h", yanchor: "bottom", y: 1.02, x: 0 }, ...own,
-    };
-    for (const key of Object.keys(own)) if (/^[xy]axis/.test(key)) {
-      layout[key] = axis(thinned(own[key], width));
-    }
-    return layout;
-  };
-  const draw = (node) => {
-    const figure = data[node.dataset.figure];
-    if (!figure) return;
-    const step = Number(node.dataset.step || 0);
-    const traces = figure.steps ? [...(figure.traces || []), ...figure.steps[step].traces] : figure.traces;
-    const layout = figure.steps && figure.steps[step].layout ? { ...figure.layout, ...figure.steps[step].layout } : figure.layout;
-    Plotly.react(node, coloured(traces), layoutOf({ layout }, node.clientWidth), { displayModeBar: false, responsive: true });
-    drawn.set(node, true);
-  };
-
-  const nodes = [...document.querySelectorAll(".plot")];
-  for (const node of nodes) { // the height that it will have: nothing moves under the reader when it is drawn
-    const figure = data[node.dataset.figure];
-    if (figure) node.style.minHeight = layoutOf(figure).height + "px";
-  }
-  const observer = new IntersectionObserver((entries) => {
-    for (const entry of entries) if (entry.isIntersecting && !drawn.has(entry.target)) draw(entry.target);
-  }, { rootMargin: "400px" });
-  nodes.forEach((node) => observer.observe(node));
-  const redraw = () => [...drawn.keys()].forEach(draw);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   const root = document.documentElement;
-  let screenTheme;
-  addEventListener("beforeprint", () => { // paper is white, also for those who read in the dark
-    screenTheme = root.dataset.theme;
-    root.dataset.theme = "light";
-    nodes.forEach(draw);
-  });
-  addEventListener("afterprint", () => {
-    if (screenTheme) root.dataset.theme = screenTheme; else delete root.dataset.theme;
-    redraw();
-  });
+  const make = (name, ...inside) => { const node = document.createElement(name); node.append(...inside); return node; };
 
-  const theme = document.getElementById("theme");
-  theme.addEventListener("click", () => {
-    const isDark = css("color-scheme") === "dark" || getComputedStyle(root).colorScheme === "dark";
-    root.dataset.theme = isDark ? "light" : "dark";
-    redraw();
+  // --- what a chart says where it is pointed at ---
+  const tip = make("div");
+  tip.id = "tip"; tip.hidden = true; tip.setAttribute("role", "status");
+  document.body.append(tip);
+  let lit = null;
+  const show = (text, x, y) => {
+    tip.textContent = text; tip.hidden = !text;
+    if (!text) return;
+    const box = tip.getBoundingClientRect();
+    tip.style.left = Math.max(6, Math.min(x + 14, innerWidth - box.width - 6)) + "px";
+    tip.style.top = (y + 18 + box.height > innerHeight ? Math.max(6, y - box.height - 12) : y + 18) + "px";
+  };
+  const light = (hit) => { if (lit) lit.classList.remove("on"); lit = hit; if (lit) lit.classList.add("on"); };
+  const said = (node) => {
+    const title = node.querySelector(":scope > title");
+    if (title) { node.dataset.said = title.textContent; title.remove(); } // one hint, not two
+    return node.dataset.said || "";
+  };
+  const cellAt = (drawn, svg, event) => {
+    const map = svg.querySelector("[data-area]"), box = svg.getBoundingClientRect();
+    if (!map || !drawn.dataset.heat) return "";
+    const scale = svg.viewBox.baseVal.width / box.width;
+    const [left, top, right, bottom] = map.dataset.area.split(",").map(Number);
+    const x = ((event.clientX - box.left) * scale - left) / (right - left), y = ((event.clientY - box.top) * scale - top) / (bottom - top);
+    if (x < 0 || y < 0 || x >= 1 || y >= 1) return "";
+    const heat = JSON.parse(drawn.dataset.heat), r = Math.floor(y * heat.rows.length), c = Math.floor(x * heat.columns.length);
+    const value = heat.values[r][c];
+    return `${heat.row} ${heat.rows[r]}, ${heat.column} ${heat.columns[c]}: ${value === null || value === undefined ? "no value" : value}`.trim();
+  };
+  for (const kind of ["pointermove", "pointerdown"]) document.addEventListener(kind, (event) => {
+    const svg = event.target.closest && event.target.closest("svg.chart");
+    if (!svg) { light(null); show(""); return; }
+    const node = event.target.closest(".hit, circle");
+    light(node && node.classList.contains("hit") ? node : null);
+    show(node ? said(node) : cellAt(svg.parentNode, svg, event), event.clientX, event.clientY);
   });
+  document.addEventListener("keydown", (event) => {
+    const svg = event.target.closest && event.target.closest("svg.chart");
+    const step = { ArrowRight: 1, ArrowLeft: -1, Escape: 0 }[event.key];
+    if (!svg || step === undefined) return;
+    const hits = [...svg.querySelectorAll(".hit")];
+    if (!hits.length) return;
+    event.preventDefault();
+    const next = step ? hits[Math.max(0, Math.min(hits.length - 1, hits.indexOf(lit) + step))] : null;
+    light(next);
+    if (!next) return show("");
+    const box = next.getBoundingClientRect();
+    show(said(next), box.left + box.width / 2, box.top);
+  });
+  document.addEventListener("focusout", () => { light(null); show(""); });
 
-  for (const slider of document.querySelectorAll("input[data-for]")) {
-    const node = document.getElementById(slider.dataset.for);
-    const label = document.getElementById(slider.dataset.for + "-label");
-    slider.addEventListener("input", () => {
-      node.dataset.step = slider.value;
-      const words = data[node.dataset.figure].steps[Number(slider.value)].words;
-      label.textContent = words;
-      slider.setAttribute("aria-valuetext", words);
-      draw(node);
-    });
-  }
-
+  // --- buttons ---
+  const isDark = () => getComputedStyle(root).colorScheme === "dark";
+  document.getElementById("theme").addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; });
+  document.getElementById("print").addEventListener("click", () => print());
+  for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", async () => {
+    const code = button.previousElementSibling;
+    try { await navigator.clipboard.writeText(code.textContent); } catch {
+      getSelection().selectAllChildren(code);
+      document.execCommand("copy");
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
   const save = (name, blob) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = name;
-    link.click();
+    const link = make("a");
+    link.href = URL.createObjectURL(blob); link.download = name; link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
-  for (const button of document.querySelectorAll("button[data-save]")) {
-    button.addEventListener("click", () => {
-      const node = document.getElementById(button.dataset.of);
-      if (!drawn.has(node)) draw(node);
-      Plotly.downloadImage(node, { format: button.dataset.save, filename: "oversmooth-" + node.dataset.figure, width: 1100, height: node.clientHeight || 400, scale: 2 });
-    });
-  }
-  for (const button of document.querySelectorAll("button[data-csv]")) {
-    button.addEventListener("click", () => {
-      const quote = (text) => (/[",\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text);
-      const rows = [...document.getElementById(button.dataset.csv).rows].map((row) => [...row.cells].map((cell) => quote(cell.innerText.trim())).join(","));
-      save(button.dataset.csv + ".csv", new Blob([rows.join("\n") + "\n"], { type: "text/csv" }));
-    });
-  }
+  const asPng = (text, width, height, name) => {
+    const image = new Image();
+    image.onload = () => {
+      const canvas = make("canvas");
+      canvas.width = 2 * width; canvas.height = 2 * height;
+      canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+      canvas.toBlob((blob) => save(name, blob));
+    };
+    image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(text);
+  };
+  for (const button of document.querySelectorAll("button[data-save]")) button.addEventListener("click", () => {
+    const shown = [...document.getElementById(button.dataset.of).querySelectorAll("svg.chart")].find((svg) => svg.getClientRects().length);
+    const copy = shown.cloneNode(true), { width, height } = shown.viewBox.baseVal, name = "oversmooth-" + button.dataset.of;
+    copy.querySelectorAll(".hit").forEach((hit) => hit.remove());
+    copy.setAttribute("xmlns", "http://www.w3.org/2000/svg"); copy.setAttribute("class", "oversmooth");
+    copy.setAttribute("width", width); copy.setAttribute("height", height);
+    const text = copy.outerHTML.replace(">", "><style>" + document.getElementById("chart-style").innerHTML + '</style><rect width="100%" height="100%" class="f-paper"/>');
+    if (button.dataset.save === "svg") save(name + ".svg", new Blob([text], { type: "image/svg+xml" }));
+    else asPng(text, width, height, name + ".png");
+  });
+  const card = document.getElementById("card");
+  if (card) card.addEventListener("click", (event) => {
+    event.preventDefault(); // without script, the link saves the SVG
+    asPng(decodeURIComponent(escape(atob(card.href.split(",")[1]))), 1200, 630, "oversmooth-card.png");
+  });
+  for (const button of document.querySelectorAll("button[data-csv]")) button.addEventListener("click", () => {
+    const quote = (text) => (/[",\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text);
+    const rows = [...document.getElementById(button.dataset.csv).rows].map((row) => [...row.cells].map((cell) => quote(cell.innerText.trim())).join(","));
+    save(button.dataset.csv + ".csv", new Blob([rows.join("\n") + "\n"], { type: "text/csv" }));
+  });
+
+  // --- tables ---
   const sort = (table, column, rising) => {
-    const key = (row) => row.cells[column].dataset.value ?? row.cells[column].innerText;
-    const number = (text) => (text.trim() !== "" && isFinite(Number(text)) ? Number(text) : null);
+    const key = (row) => row.cells[column].textContent.trim();
+    const number = (text) => (text !== "" && isFinite(Number(text)) ? Number(text) : null);
     const rows = [...table.tBodies[0].rows].sort((a, b) => {
-      const [x, y] = [key(a), key(b)];
-      const [p, q] = [number(x), number(y)];
+      const [x, y] = [key(a), key(b)], [p, q] = [number(x), number(y)];
       const order = p !== null && q !== null ? p - q : p !== null ? -1 : q !== null ? 1 : x.localeCompare(y);
       return rising ? order : -order;
     });
     table.tBodies[0].append(...rows);
   };
-  for (const table of document.querySelectorAll("table.sortable")) {
-    [...table.tHead.rows[0].cells].forEach((head, column) => {
-      head.querySelector("button").addEventListener("click", () => {
-        const rising = head.getAttribute("aria-sort") !== "ascending";
-        [...table.tHead.rows[0].cells].forEach((other) => other.removeAttribute("aria-sort"));
-        head.setAttribute("aria-sort", rising ? "ascending" : "descending");
-        sort(table, column, rising);
-      });
+  for (const table of document.querySelectorAll("table.sortable")) [...table.tHead.rows[0].cells].forEach((head, column) => {
+    head.querySelector("button").addEventListener("click", () => {
+      const rising = head.getAttribute("aria-sort") !== "ascending";
+      [...table.tHead.rows[0].cells].forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", rising ? "ascending" : "descending");
+      sort(table, column, rising);
     });
-  }
+  });
 
-  // A page that is served while a run trains asks for newer numbers and shows them in place: figures, sentences, tables.
-  // Where it would have other parts than before, it is loaded again.
-  const updates = document.body.dataset.updates;
-  const EVERY = 2000; // milliseconds
-  const item = (name, ...inside) => {
-    const node = document.createElement(name);
-    node.append(...inside);
-    return node;
-  };
-  const fact = ([name, value]) => item("li", name + " ", item("b", value));
+  // --- paper shows what is closed; a link into a closed part opens it ---
+  let opened = [];
+  addEventListener("beforeprint", () => { opened = [...document.querySelectorAll("details:not([open])")]; opened.forEach((part) => { part.open = true; }); });
+  addEventListener("afterprint", () => opened.forEach((part) => { part.open = false; }));
+  const reveal = () => { const target = location.hash && document.getElementById(location.hash.slice(1)), part = target && target.closest("details"); if (part) { part.open = true; target.scrollIntoView(); } };
+  addEventListener("hashchange", reveal);
+  reveal();
+
+  // --- a page that is served while a run trains asks for newer numbers and shows them in place; with other parts than
+  // before it is loaded again ---
+  const updates = document.body.dataset.updates, EVERY = 2000; // milliseconds
   const finding = ({ text, section, title }) => {
-    const link = item("a", title);
+    const link = make("a", title);
     link.href = "#" + section;
-    return item("li", text, ...(section ? [" ", link] : []));
-  };
-  const cell = ({ shown, value, tone, text }) => {
-    const node = item("td", shown);
-    node.className = tone + (text ? " text" : "");
-    if (value !== null) node.dataset.value = value;
-    return node;
+    return make("li", text, ...(section ? [" ", link] : []));
   };
   const fill = (table, rows) => {
-    table.tBodies[0].replaceChildren(...rows.map((row) => item("tr", ...row.map(cell))));
+    const cell = ({ shown, text }) => { const node = make("td", shown); if (text) node.className = "t"; return node; };
+    table.tBodies[0].replaceChildren(...rows.map((row) => make("tr", ...row.map(cell))));
     const column = [...table.tHead.rows[0].cells].findIndex((head) => head.hasAttribute("aria-sort"));
     if (column >= 0) sort(table, column, table.tHead.rows[0].cells[column].getAttribute("aria-sort") === "ascending");
   };
-  let seen = "";
-  const show = (news) => {
-    data = news.figures;
+  const renew = (news) => {
     document.getElementById("verdict-line").textContent = news.verdict;
-    document.getElementById("facts").replaceChildren(...news.facts.map(fact));
+    const facts = document.getElementById("facts");
+    if (facts) facts.replaceChildren(...news.facts.map(([name, value]) => make("li", name + " ", make("b", value))));
     if (news.findings.length) document.getElementById("findings").replaceChildren(...news.findings.map(finding));
     for (const [id, rows] of Object.entries(news.tables)) fill(document.getElementById(id), rows);
-    redraw();
+    for (const [id, [markup, heat]] of Object.entries(news.figures)) {
+      const drawn = document.querySelector(`#${CSS.escape(id)} .drawn`);
+      drawn.innerHTML = markup; // drawn by the server, which escapes what is not its own
+      if (heat) drawn.dataset.heat = heat;
+    }
   };
+  let seen = "";
   const ask = async () => {
     try {
       const answer = await fetch(updates, { cache: "no-store" });
@@ -173,7 +168,7 @@
       const news = JSON.parse(text);
       if (news.parts !== document.body.dataset.parts) return location.reload();
       seen = text;
-      show(news);
+      renew(news);
     } catch { /* the server has gone: the page stays as it was */ } finally { setTimeout(ask, EVERY); }
   };
   if (updates) ask();

@@ -1,35 +1,27 @@
 """The page of an `Analysis`, with the sections of plugins."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
 
 from oversmooth.environment import plugins
 from oversmooth.errors import first_line
-from oversmooth.output.blocks import Block, Items, Page, PageSection, Strip, StripItem, Words, table_of
-from oversmooth.output.measured_sections import (
-    attention_section,
-    attribution_section,
-    first_figures,
-    scale_section,
-    worth_section,
-)
-from oversmooth.output.theory_sections import (
-    head_exponents,
+from oversmooth.output.blocks import Block, Items, Page, PageSection, Words, table_of
+from oversmooth.output.card import brief_of, card_of
+from oversmooth.output.sections import (
+    cosine_blocks,
+    heading,
     heads_section,
-    ladder_section,
     layer_name,
-    norms_section,
-    regime_strip,
-    rho_ac_by_layer,
-    short_place,
-    spectra_section,
-    verdict_section,
-    what_if_section,
+    log_blocks,
+    rank_words,
+    theory_blocks,
+    turn_blocks,
+    why_section,
 )
 from oversmooth.results import Analysis, Provenance
-from oversmooth.results.base import signed
-from oversmooth.results.wording import findings, headline, how_made, how_much, known_range, summary
+from oversmooth.results.answer import Answer
+from oversmooth.results.wording import headline, how_made, how_much, short_name
 
 # --- sections of a report that plugins add: a function of the analysis ---
 
@@ -53,7 +45,7 @@ def plugged_sections(analysis: Analysis) -> list[PageSection]:
             plugins.skip("reports", name, f"it raises {type(error).__name__}: {first_line(error)}")
             continue
         if section is not None:
-            found.append(replace(section, id=f"plugin-{name}"))  # no section of ours has such an id
+            found.append(replace(section, id=f"plugin-{name}", is_closed=True))  # no section of ours has such an id
     return found
 
 
@@ -88,37 +80,74 @@ LIMITS = (
 )
 
 
-def page_of(analysis: Analysis) -> Page:
-    """The whole report, from top to bottom."""
-    inspection, measurement, prediction = analysis.inspection, analysis.measurement, analysis.prediction
-    residuals = {stack.name: stack.residual for stack in inspection.stacks}
+def page_of(analysis: Analysis, answers: Sequence[Answer] | None = None) -> Page:
+    """The whole report: the card of the headline's stack, other stacks in brief, and three parts that a reader opens."""
+    answers = answers_of(analysis) if answers is None else answers
+    target = analysis.inspection.provenance.target
     sections = [
-        _first_screen(analysis),
-        attribution_section(measurement) if measurement else None,
-        scale_section(measurement) if measurement else None,
-        worth_section(measurement) if measurement else None,
-        attention_section(measurement) if measurement else None,
-        ladder_section(prediction, residuals) if prediction else None,
-        spectra_section(inspection, rho_ac_by_layer(prediction) if prediction else {}),
-        heads_section(inspection, head_exponents(prediction) if prediction else {}),
-        what_if_section(prediction) if prediction else None,
-        norms_section(inspection),
-        verdict_section(prediction) if prediction else None,
+        _notes(analysis),
+        why_section(analysis),
+        heads_section(analysis),
+        _numbers(analysis, answers),
         *plugged_sections(analysis),
-        _methods(analysis),
-        _provenance(analysis),
     ]
-    provenance = inspection.provenance
-    return Page(
-        title=f"oversmooth: {provenance.target}",
-        eyebrow=provenance.target,
-        verdict=headline(analysis),
-        summary=summary(analysis),
-        findings=findings(measurement) if measurement and measurement.shown_attributions else (),
+    page = Page(
+        title=f"oversmooth: {short_name(target)}",
+        eyebrow=short_name(target),
+        verdict="Nothing was measured, and weights alone do not say whether a model oversmooths.",
+        summary=headline(analysis),
         facts=_facts(analysis),
         sections=tuple(section for section in sections if section is not None),
-        footer="Made by oversmooth. This page needs no network and sends nothing anywhere.",
     )
+    if not answers:
+        return page
+    first, *others = answers
+    return replace(
+        page,
+        title=f"oversmooth: {first.model}",
+        eyebrow=first.model,
+        subject=first.subject,
+        verdict=first.headline,
+        summary=first.deck,
+        facts=(),
+        card=card_of(first),
+        briefs=tuple(brief_of(answer) for answer in others),
+    )
+
+
+def answers_of(analysis: Analysis) -> tuple[Answer, ...]:
+    """One per stack, the one that speaks for the model first; none where nothing was measured."""
+    first = analysis.answer
+    return tuple(sorted(analysis.answers, key=lambda answer: answer != first))
+
+
+def _notes(analysis: Analysis) -> PageSection:
+    blocks: list[Block] = [Words(text=f"Missing here: {m.field}. {m.reason}", kind="note") for m in analysis.missing]
+    if run := analysis.measurement or analysis.prediction:
+        blocks += [Words(text=f"Warning: {warning}", kind="note") for warning in run.data.warnings]
+    if analysis.measurement is None:
+        blocks += [table_of("tendencies", "Tendency of each layer's weights", _tendencies(analysis))]
+    return PageSection(id="top", blocks=blocks)
+
+
+def _tendencies(analysis: Analysis) -> list[dict[str, object]]:
+    return [
+        {"layer": layer_name(layer), "tendency (log ρ_dc)": layer.tendency, "note": layer.unreadable or ""}
+        for layer in analysis.inspection.layers
+    ]
+
+
+def _numbers(analysis: Analysis, answers: Sequence[Answer]) -> PageSection:
+    measurement = analysis.measurement
+    ranks = [
+        f"{answer.stack + ': ' if answer.stack else ''}{rank}" for answer in answers if (rank := rank_words(answer))
+    ]
+    inside = ["every table", *ranks, "definitions", "how to repeat it"]
+    blocks: list[Block] = list(cosine_blocks(answers))
+    if measurement is not None:
+        blocks += [*log_blocks(measurement), *turn_blocks(measurement)]
+    blocks += [*theory_blocks(analysis), *_methods(analysis), *_provenance(analysis)]
+    return PageSection(id="numbers", title="All numbers", lead=", ".join(inside), blocks=blocks, is_closed=True)
 
 
 def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
@@ -127,19 +156,10 @@ def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
         of = f" of {stack.blocks_in_model}" if stack.blocks != stack.blocks_in_model else ""
         name = f"{stack.name} " if stack.name else ""
         heads = f", {stack.n_heads} heads" if stack.n_heads else ""
-        facts.append(
-            (
-                f"{name}{stack.family}",
-                f"{stack.blocks}{of} {'blocks' if of else 'layers'}, width {stack.d_model}{heads}",
-            )
-        )
+        size = f"{stack.blocks}{of} {'blocks' if of else 'layers'}, width {stack.d_model}{heads}"
+        facts.append((f"{name}{stack.family}", size))
         if stack.form:
             facts.append((f"{name}attention", stack.form))
-    if analysis.measurement:
-        data = analysis.measurement.data
-        partial = " (interrupted)" if analysis.measurement.is_partial else ""
-        sequences = f"{data.sequences} sequence{'s' * (data.sequences != 1)}"
-        facts.append(("measured on", f"{sequences}, {data.tokens:,} tokens{partial}"))
     if analysis.verification:
         word = "fits" if analysis.verification.passed else "DOES NOT FIT"
         facts.append(("layout", f"{word} this model, max error {analysis.verification.largest_error:.0e}"))
@@ -150,54 +170,19 @@ def _facts(analysis: Analysis) -> tuple[tuple[str, str], ...]:
     return tuple(facts)
 
 
-def _first_screen(analysis: Analysis) -> PageSection:
-    blocks: list[Block] = [Words(text=f"Missing here: {m.field}. {m.reason}", kind="note") for m in analysis.missing]
-    if run := analysis.measurement or analysis.prediction:
-        blocks += [Words(text=f"Warning: {warning}", kind="note") for warning in run.data.warnings]
-    if analysis.measurement:
-        blocks.append(first_figures(analysis.measurement))
-    blocks.append(regime_strip(analysis.prediction) if analysis.prediction else _strip(analysis))
-    return PageSection(id="top", blocks=blocks)
-
-
-def _strip(analysis: Analysis) -> Strip:
-    items = []
-    residuals = {stack.name: stack.residual for stack in analysis.inspection.stacks}
-    for layer in analysis.inspection.layers:
-        tendency = layer.tendency
-        tone = "neutral" if not tendency else "smoothing" if tendency > 0 else "sharpening"
-        word = {"smoothing": "▼ tends to smooth", "sharpening": "▲ tends to sharpen"}.get(tone, "= tends to neither")
-        word = "no value" if tendency is None else word
-        line = f"log ρ_dc {signed(tendency)}" if tendency is not None else "unreadable"
-        known = known_range("tendency", residuals.get(layer.stack, ""))
-        items.append(
-            StripItem(
-                title=layer_name(layer),
-                word=word,
-                tone=tone,
-                lines=(line, *([f"known {known.words}"] if known else [])),
-                short_title=short_place(layer.stack, layer.layer),
-                short_word="unreadable" if tendency is None else f"{word[:1]} {signed(tendency)}",
-            )
-        )
-    return Strip(label="Tendency of each layer's weights", items=tuple(items))
-
-
-def _methods(analysis: Analysis) -> PageSection:
-    blocks: list[Block] = [Items(items=DEFINITIONS)]
+def _methods(analysis: Analysis) -> list[Block]:
+    blocks: list[Block] = [heading("Definitions and limits"), Items(items=DEFINITIONS)]
     if analysis.measurement:
         rows = [{"metric": name, "definition": formula} for name, formula in analysis.measurement.definitions]
         blocks.append(table_of("definitions", "Definitions of the metrics", rows))
         prefix = analysis.measurement.prefix_tokens
         blocks.append(Words(text=f"Padding is never measured; prefix tokens (CLS, registers): {prefix}."))
-    blocks.append(Words(text="Limits:"))
-    blocks.append(Items(items=LIMITS))
-    return PageSection(id="methods", title="Methods and limits", blocks=blocks)
+    return [*blocks, Items(items=LIMITS)]
 
 
-def _provenance(analysis: Analysis) -> PageSection:
+def _provenance(analysis: Analysis) -> list[Block]:
     provenance = analysis.inspection.provenance
-    rows = [{"fact": name, "value": value} for name, value in _provenance_facts(provenance)]
+    rows = [{"fact": name, "value": value} for name, value in (*_provenance_facts(provenance), *_facts(analysis))]
     if analysis.measurement:
         data = analysis.measurement.data
         rows += [
@@ -206,21 +191,18 @@ def _provenance(analysis: Analysis) -> PageSection:
             {"fact": "data SHA-256", "value": data.sha256},
             {"fact": "seed", "value": str(analysis.measurement.provenance.seed)},
         ]
-    blocks: list[Block] = [table_of("provenance-facts", "Provenance", rows)]
+    blocks: list[Block] = [heading("Provenance"), table_of("provenance-facts", "Provenance", rows)]
     if analysis.command:  # an analysis made from Python has none
         blocks += [Words(text="To repeat it:"), Words(text=analysis.command, kind="code")]
-    return PageSection(id="provenance", title="Provenance", blocks=blocks)
-
-
-def _how_known(provenance: Provenance) -> str:
-    return provenance.found or f"declared as {', '.join(provenance.families)}"
+    return blocks
 
 
 def _provenance_facts(provenance: Provenance) -> list[tuple[str, str]]:
     files = ", ".join(f"{file.name} ({file.size_bytes:,} bytes)" for file in provenance.files) or "a live module"
+    known = provenance.found or f"declared as {', '.join(provenance.families)}"
     return [
         ("model", provenance.target),
-        ("model type", f"{provenance.model_type}, {_how_known(provenance)}"),
+        ("model type", f"{provenance.model_type}, {known}"),
         ("read as", f"{provenance.source}: {files}"),
         ("weights SHA-256", provenance.weights_sha256),
         ("bytes of tensors read", f"{provenance.bytes_read:,}"),

@@ -5,10 +5,13 @@ place. Nothing else is served, to nobody but this machine: the server listens on
 host names, so that a page on the web cannot read it by pointing a name of its own at 127.0.0.1.
 """
 
+import base64
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
@@ -17,43 +20,121 @@ from typing import Any
 from oversmooth.environment.files import write_whole
 from oversmooth.environment.markdown import code_text, line_text, plain_text, table_text
 from oversmooth.errors import BadValue, MissingDependency, OversmoothError
-from oversmooth.output.blocks import Bars, Block, Items, Page, Pair, Plot, Strip, Table, Words
+from oversmooth.output.blocks import FOOTER, Block, Card, Figure, Items, Page, Pair, Table, Words
+from oversmooth.output.charts import FONT, HALF, WIDTHS, HeatMap, style, svg, variables
 from oversmooth.results import Analysis, Measurement
+from oversmooth.results.answer import Told
 from oversmooth.results.wording import headline
 
 # --- A `Page` as one self-contained HTML file ---
 
+SHORT = 28
+"""Letters of a name that fits on one line of a headline."""
+TERMS = {
+    "mean cosine": "Cosine of the angle between two tokens of one text, mean over all pairs: 0 unrelated, 1 the same.",
+    "shared": "The part of a token's squared length that lies in what all tokens of its text have in common.",
+    "untrained copy": "The same architecture with fresh random weights, on the same inputs.",
+    "95% interval": "Where the mean would lie in 95 of 100 samples of as many inputs (Student's t).",
+    "effective rank": "How many directions tokens differ in, once their mean is taken away (exponential of the entropy).",
+    "HFC/LFC": "What differs between tokens over what they share, as lengths; 0 means fully smoothed.",
+    "feed-forward": "The two-layer network of each block that acts on every token by itself.",
+    "final norm": "The normalization behind the last block, before heads and users read the features.",
+    "ρ_dc": "Growth per repetition of what all tokens share: the largest |1 + λ|.",
+    "ρ_ac": "Growth per repetition of what differs between tokens, at the measured attention.",
+    "sink": "A position that gets a large share of a head's attention whatever the text says.",
+    "exponent": "log ρ_ac - log ρ_dc: negative smooths, positive sharpens, per repetition of the layer.",
+    "acting map": "The value map as the block uses it: with the norms that act before the sum multiplied in.",
+    "rung": "A step from the theorem (0) to the measurement; each adds one thing that the theorem leaves out.",
+}
+"""What a reader who points at a term is told."""
+
 
 def render(page: Page) -> str:
-    """The page as HTML, with Plotly, styles, script and data inside; everything that is not ours is escaped."""
+    """The page as HTML, with styles, script and charts inside; everything that is not ours is escaped."""
     try:
         import jinja2
         from markupsafe import Markup
-        from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise MissingDependency("plotly and jinja2", "report", "a report") from error
-    folder = files(__package__)
-
-    def own(name: str) -> Markup:
-        return Markup((folder / name).read_text(encoding="utf-8"))
+        raise MissingDependency("jinja2", "report", "a report") from error
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = environment.from_string(str(own("template.html.j2")))
+    template = environment.from_string(own("template.html.j2"))
+    shown: set[str] = set()
     return template.render(
         page=page,
-        css=own("page.css"),
-        script=own("page.js"),
-        plotly=Markup(get_plotlyjs()),
-        figures=Markup(script_safe(figures_of(page))),
+        css=Markup(page_style()),
+        script=Markup(own("page.js")),
+        chart_style=Markup(style(0)),
+        footer=FOOTER,
+        WIDTHS=WIDTHS,
+        HALF=HALF,
+        drawn_at=lambda chart, widths: Markup(drawn_at(chart, widths)),
+        hover_data=lambda chart: Markup(f' data-heat="{escape(heat, quote=True)}"') if (heat := heat_of(chart)) else "",
+        kind_of=_kind_of,
+        unbroken=lambda text: Markup(unbroken(text)),
+        terms=lambda text: Markup(with_terms(text, shown)),
+        explained=lambda name: Markup(f' title="{escape(TERMS[name], quote=True)}"') if name in TERMS else "",
+        data_uri=lambda text: "data:image/svg+xml;base64," + base64.b64encode(text.encode()).decode(),
     )
 
 
-def figures_of(page: Page) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for block in (block for section in page.sections for block in section.blocks):
-        plots = block.plots if isinstance(block, Pair) else (block,) if isinstance(block, Plot) else ()
-        found |= {plot.id: plot.figure for plot in plots}
+def own(name: str) -> str:
+    """A file beside this module."""
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def page_style() -> str:
+    """Letters and colours of both themes, of charts too; paper is white."""
+    dark = f"{variables(1)}color-scheme:dark;"
+    return (
+        f":root{{--letters:{FONT};{variables(0)}}}"
+        f'@media (prefers-color-scheme:dark){{:root:not([data-theme="light"]){{{dark}}}}}'
+        f':root[data-theme="dark"]{{{dark}}}\n{style(scope=".chart ")}\n{own("page.css")}'
+        f"@media print{{:root:root:root{{{variables(0)}color-scheme:light}}}}"
+    )
+
+
+def drawn_at(chart: Figure, widths: Mapping[str, int]) -> str:
+    """The chart at every width, of which CSS shows one."""
+    return "".join(svg(chart, width, name) for name, width in widths.items())
+
+
+def heat_of(chart: Figure) -> str:
+    """What pointing at the cells of a heat map says."""
+    if not isinstance(chart, HeatMap):
+        return ""
+    values = [[None if value is None else float(f"{value:.3g}") for value in row] for row in chart.values]
+    heat = {"rows": chart.rows, "columns": chart.columns, "row": chart.row_title, "column": chart.column_title}
+    return json.dumps({**heat, "values": values}, separators=(",", ":"), allow_nan=False)
+
+
+def _kind_of(block: Block) -> str:
+    kinds = {Pair: "pair", Table: "table", Items: "items", Words: "words"}
+    return kinds.get(type(block), "figure")
+
+
+def unbroken(text: str) -> str:
+    """The text as HTML, names with hyphens on one line."""
+    words = [escape(word) for word in text.split()]
+    return " ".join(f"<span>{word}</span>" if "-" in word and len(word) < SHORT else word for word in words)
+
+
+def with_terms(text: str, shown: set[str]) -> str:
+    """The text as HTML, each term explained where it stands for the first time."""
+    found = escape(text)
+    for term, meaning in TERMS.items():
+        pattern = re.compile(rf"(?<![\w-]){re.escape(escape(term))}(?![\w-])(?![^<]*</abbr>)(?![^<]*>)", re.IGNORECASE)
+        if term not in shown and (match := pattern.search(found)):
+            shown.add(term)
+            abbr = f'<abbr title="{escape(meaning, quote=True)}">{match.group()}</abbr>'
+            found = found[: match.start()] + abbr + found[match.end() :]
     return found
+
+
+def figures_of(page: Page) -> dict[str, tuple[str, str]]:
+    """Every chart below the card, drawn, and what its cells say."""
+    halves = {c.id for s in page.sections for b in s.blocks if isinstance(b, Pair) for c in b.charts}
+    return {c.id: (drawn_at(c, HALF if c.id in halves else WIDTHS), heat_of(c)) for c in page.figures}
 
 
 def script_safe(value: Any) -> str:
@@ -74,6 +155,9 @@ def write_page(page: Page, path: Path) -> None:
 def markdown_of(page: Page) -> str:
     """The whole page, headings from the second level on."""
     parts = [f"## {line_text(page.title)}", f"**{line_text(page.verdict)}**", line_text(page.summary)]
+    parts += [line_text(page.subject), *(_card(page.card) if page.card else ())]
+    for brief in page.briefs:
+        parts += [f"**{line_text(brief.name)}: {line_text(brief.headline)}**", line_text(brief.deck), _told(brief.told)]
     parts.append("\n".join(f"- {line_text(finding.text)}" for finding in page.findings))
     parts.append("\n".join(f"- {line_text(name)}: {line_text(value)}" for name, value in page.facts))
     for section in page.sections:
@@ -82,24 +166,32 @@ def markdown_of(page: Page) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def _card(card: Card) -> Iterator[str]:
+    yield _told(card.told)
+    figures: list[Figure] = [*card.gauges, *([card.chart] if card.chart else [])]
+    yield from (f"*{line_text(figure.alt)}*" for figure in figures)
+    yield line_text(card.yardstick)
+
+
+def _told(told: tuple[tuple[str, Told], ...]) -> str:
+    return "\n".join(
+        f"- {line_text(heading)}: **{line_text(found.title)}** {line_text(found.text)}".rstrip()
+        + (f" {code_text(found.command)}" if found.command else "")
+        for heading, found in told
+    )
+
+
 def _block(block: Block) -> Iterator[str]:
     if isinstance(block, Table):
         yield table_text([column.name for column in block.columns], [[c.shown for c in row] for row in block.rows])
-    elif isinstance(block, Plot):
-        yield f"*{line_text(block.alt)}*"
-    elif isinstance(block, Pair):
-        yield from (f"*{line_text(plot.alt)}*" for plot in block.plots)
-    elif isinstance(block, Strip):
-        yield "\n".join(
-            f"- {line_text(i.title)}: {line_text(i.word)}; {line_text('; '.join(i.lines))}" for i in block.items
-        )
-    elif isinstance(block, Bars):
-        rows = [[row.title, *(bar.shown for bar in row.bars), row.words] for row in block.rows]
-        yield table_text(["", *block.columns, ""], rows)
     elif isinstance(block, Items):
         yield "\n".join(f"- {line_text(item)}" for item in block.items)
     elif isinstance(block, Words):
-        yield (f"[{block.mark}] " if block.mark else "") + line_text(block.text)
+        text = line_text(block.text)
+        yield f"#### {text}" if block.kind == "heading" else (f"[{block.mark}] " if block.mark else "") + text
+    else:
+        charts = block.charts if isinstance(block, Pair) else (block,)
+        yield from (f"*{line_text(chart.alt)}*" for chart in charts)
 
 
 # --- A section for a model card: the hub's evaluation results as YAML, and the same for readers ---

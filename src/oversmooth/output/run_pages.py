@@ -7,14 +7,13 @@ from pathlib import PurePath
 from statistics import mean
 from typing import Any
 
-from oversmooth.output.blocks import Block, Page, PageSection, Pair, Plot, Words, table_of
-from oversmooth.output.compare_page import GRID, Curve, curve_of
-from oversmooth.output.measured_sections import AXIS_TITLES
-from oversmooth.output.theory_sections import rounded
+from oversmooth.output.blocks import Block, Page, PageSection, Words, paired, table_of
+from oversmooth.output.charts import Axis, Chart, Fan, HeatMap, Line, Mark, Panel, extent, numbers
+from oversmooth.output.compare_page import RELATIVE, line_style
 from oversmooth.results import Analysis, Measurement
 from oversmooth.results.base import signed
 from oversmooth.results.runs import Point, RunGroup, TrainedRun, grouped, run_names
-from oversmooth.results.wording import NAMES, Highlight
+from oversmooth.results.wording import Highlight
 
 # --- curves over training, from the JSONL file that the monitor writes ---
 
@@ -28,9 +27,19 @@ TITLES = {
 }
 
 
-def smoothing_figures(points: Sequence[Point]) -> list[Plot]:
-    """One figure per metric, a line per depth or layer, dark to light."""
-    return [_figure(title, list(names), points) for title, names in _metrics(points).items()]
+MOST_STEPS = 150
+"""Columns of a heat map and points of a line; the steps between are in the table."""
+
+
+def smoothing_figures(points: Sequence[Point]) -> list[HeatMap]:
+    """One picture per metric: layers by steps."""
+    return [_over_training(title, list(names), points) for title, names in _metrics(points).items()]
+
+
+def sparse(steps: Sequence[Any], most: int = MOST_STEPS) -> list[Any]:
+    """Evenly chosen, the last one always."""
+    every = -(-len(steps) // most) or 1
+    return [step for k, step in enumerate(steps) if (len(steps) - 1 - k) % every == 0]
 
 
 def _metrics(points: Sequence[Point]) -> dict[str, dict[tuple[str, int], None]]:
@@ -66,92 +75,83 @@ def training_page(path: PurePath, points: Sequence[Point]) -> Page:
         verdict=verdict,
         facts=(("measurements of smoothing", str(len(smoothing))), ("last step", str(last["step"]))),
         sections=(PageSection(id="curves", blocks=blocks), PageSection(id="numbers", title="Numbers", blocks=[table])),
-        footer="Made by oversmooth. This page needs no network and sends nothing anywhere.",
     )
 
 
-def _figure(title: str, names: list[tuple[str, int]], points: Sequence[Point]) -> Plot:
+def _over_training(title: str, names: list[tuple[str, int]], points: Sequence[Point]) -> HeatMap:
+    known = sparse([point for point in points if any(name in point for name, _ in names)])
     ordered = sorted(names, key=lambda item: item[1])
-    traces: list[dict[str, Any]] = []
-    for rank, (name, place) in enumerate(ordered):
-        known = [(point["step"], point[name]) for point in points if name in point]
-        share = rank / max(len(ordered) - 1, 1)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers" if len(known) < 30 else "lines",
-                "name": str(place),
-                "x": [step for step, _ in known],
-                "y": rounded([value for _, value in known]),
-                "line": {"color": f"hsl(285, {20 + 45 * share:.0f}%, {68 - 30 * share:.0f}%)", "width": 2},
-                "marker": {"size": 5},
-            }
-        )
+    values = tuple(tuple(point.get(name) for point in known) for name, _ in ordered)
     metric = title.rpartition("/")[2]
-    line = "layer" if "/layer_" in names[0][0] else "depth"
-    ends = [trace["y"][k] for trace in traces[-1:] if trace["y"] for k in (0, -1)]
-    deepest = f"; the deepest goes from {ends[0]:.3g} to {ends[1]:.3g}" if ends else ""
-    return Plot(
+    words = TITLES.get(metric, metric)
+    found = [value for row in values for value in row if value is not None] or [0.0]
+    low, high = (min(0.0, *found), 1.0) if metric == "cosine" else (min(found), max(found))
+    has_both = metric != "cosine" and low < 0 < high
+    ends = [value for value in values[-1] if value is not None]
+    deepest = f"; the deepest goes from {ends[0]:.3g} to {ends[-1]:.3g}" if ends else ""
+    return HeatMap(
         id=f"training-{re.sub(r'[^a-z0-9]+', '-', title.lower())}",
-        figure={
-            "traces": traces,
-            "layout": {
-                "height": 320,
-                "xaxis": {"title": {"text": "step"}},
-                "yaxis": {"title": {"text": TITLES.get(metric, metric)}},
-            },
-        },
-        caption=f"{TITLES.get(metric, metric)} over training; one line per {line}, pale is shallow, strong is deep.",
-        alt=f"Line plot of {title} over training steps, one line per {line}{deepest}.",
+        alt=f"Heat map of {title}, layers by training steps{deepest}.",
+        title=f"{words[:1].upper()}{words[1:]}",
+        rows=tuple(str(place) for _, place in ordered),
+        columns=tuple(f"{point['step']:g}" for point in known),
+        values=values,
+        low=low,
+        high=high,
+        middle=0.0 if has_both else None,
+        row_title="layer" if "/layer_" in names[0][0] else "depth (0 = embedding)",
+        column_title="step",
+        unit=words,
     )
 
 
 # --- training runs as values, and their curves over steps: a line per variant, seeds as a band ---
 
-COLOURS = ("var(--series-1)", "var(--series-2)", "var(--series-3)", "var(--series-4)")
-DASHES = ("solid", "dash", "dot", "dashdot")
 BANDS = "Bands reach from the smallest to the largest of the seeds."
-FEW = 40
-"""Points up to which a line has markers."""
 
 
 # --- over steps -----------------------------------------------------------------------------------------------------
 
 
-def figures_over_steps(runs: Sequence[TrainedRun]) -> list[Plot]:
+def figures_over_steps(runs: Sequence[TrainedRun]) -> list[Chart]:
     """Loss, accuracy and smoothing at the output, each where any run has logged it."""
     groups = grouped(runs)
     found = []
     for title, words, key_of in (
-        ("loss", "Training loss.", lambda run: "loss"),
-        ("loss on held-out data", "Loss on held-out data.", lambda run: "eval_loss"),
-        ("accuracy", "Accuracy on held-out data.", lambda run: "eval_accuracy"),
-        ("mean cosine, last depth", "How parallel tokens leave the last layer.", _deepest("cosine")),
-        ("HFC / LFC, last depth", "What differs between tokens over what they share.", _deepest("hfc_lfc")),
+        ("loss", "Training loss", lambda run: "loss"),
+        ("loss on held-out data", "Loss on held-out data", lambda run: "eval_loss"),
+        ("accuracy", "Accuracy on held-out data", lambda run: "eval_accuracy"),
+        ("mean cosine, last depth", "How alike tokens leave the last layer (mean cosine)", _deepest("cosine")),
+        ("HFC / LFC, last depth", "What differs between tokens over what they share", _deepest("hfc_lfc")),
     ):
-        traces = [trace for k, group in enumerate(groups) for trace in _group_traces(group, k, key_of)]
-        if traces:
-            found.append(_plot(title, words, traces, groups))
+        marks = [mark for k, group in enumerate(groups) for mark in _group_marks(group, k, key_of)]
+        if marks:
+            found.append(_over_steps(title, words, marks, groups))
     return found
 
 
-def _plot(title: str, words: str, traces: list[dict[str, Any]], groups: Sequence[RunGroup]) -> Plot:
-    band = f" {BANDS}" if any(len(group.runs) > 1 for group in groups) else ""
-    names = ", ".join(group.words for group in groups)
-    return Plot(
+def _over_steps(title: str, words: str, marks: list[Mark], groups: Sequence[RunGroup]) -> Chart:
+    lines = [mark for mark in marks if isinstance(mark, Line)]
+    last = max(x for line in lines for x in line.x)
+    is_cosine = title.startswith("mean cosine")
+    band = BANDS if any(len(group.runs) > 1 for group in groups) else ""
+    ends = "; ".join(f"{line.name} from {line.y[0]:.3g} to {line.y[-1]:.3g}" for line in lines)
+    return Chart(
         id="steps-" + re.sub(r"[^a-z]+", "-", title.lower()),
-        figure={
-            "traces": traces,
-            "layout": {
-                "height": 300,
-                "xaxis": {"title": {"text": "step"}},
-                "yaxis": {"title": {"text": title}},
-                "showlegend": len(groups) > 1,
-            },
-        },
-        caption=words + band,
-        alt=f"Line plot of {title} over training steps: {names}.",
+        alt=f"{words} over training steps: {ends}.",
+        caption=band,
+        x=numbers(0.0, float(last or 1), title="step"),
+        panels=(Panel(title=words, y=axis_of(marks, is_cosine=is_cosine), marks=tuple(marks), height=180),),
     )
+
+
+def axis_of(marks: Sequence[Mark], *, is_cosine: bool, zero: bool = False) -> Axis:
+    """A cosine from 0 to 1 always; another number between its ends."""
+    values: list[float | None] = []
+    for mark in marks:
+        values += mark.y if isinstance(mark, Line) else (*mark.low, *mark.high) if isinstance(mark, Fan) else ()
+    low, high = extent(values, zero=zero)
+    return numbers(float(min([0.0, *(v for v in values if v is not None)])), 1.0) if is_cosine else numbers(low, high)
 
 
 def _deepest(metric: str) -> Callable[[TrainedRun], str]:
@@ -173,48 +173,29 @@ def series(run: TrainedRun, key: str) -> dict[int, float]:
     return {int(point["step"]): float(point[key]) for point in run.points if key in point and point[key] is not None}
 
 
-def _group_traces(group: RunGroup, index: int, key_of: Callable[[TrainedRun], str]) -> list[dict[str, Any]]:
+def _group_marks(group: RunGroup, index: int, key_of: Callable[[TrainedRun], str]) -> list[Mark]:
     """The mean over seeds at the steps that all of them have, and the band between the smallest and the largest."""
     each = [found for run in group.runs if (found := series(run, key_of(run)))]
     if not each:
         return []
-    steps = sorted(set.intersection(*(set(found) for found in each)))
-    values = [[found[step] for found in each] for step in steps]
-    style = line_style(index)
-    line = {
-        "type": "scatter",
-        "mode": "lines+markers" if len(steps) <= FEW else "lines",
-        "name": group.words,
-        "x": steps,
-        "y": rounded([sum(found) / len(found) for found in values]),
-        "line": style,
-        "marker": {"size": 5},
-    }
-    if len(each) < 2:
+    steps = sparse(sorted(set.intersection(*(set(found) for found in each))))
+    return mean_and_band(group.words, index, steps, [[found[step] for found in each] for step in steps])
+
+
+def mean_and_band(
+    name: str, index: int, x: Sequence[float | int], values: Sequence[Sequence[float]], *, dots: bool = False
+) -> list[Mark]:
+    """A line for the mean of every place; around it what lies between the smallest and the largest."""
+    if not x:
+        return []
+    tone, dash = line_style(index)
+    at = tuple(float(place) for place in x)
+    means = tuple(sum(found) / len(found) for found in values)
+    line = Line(name=name, x=at, y=means, tone=tone, dash=dash, dots=dots, value=f"{means[-1]:.3g}")
+    if len(values[0]) < 2:
         return [line]
-    return [band(steps, [min(v) for v in values], [max(v) for v in values], style["color"]), line]
-
-
-def line_style(index: int) -> dict[str, Any]:
-    """Colour and dash of a group: the first four differ in both, the first sixteen in one of them."""
-    dash = DASHES[(index + index // len(COLOURS)) % len(DASHES)]
-    return {"color": COLOURS[index % len(COLOURS)], "dash": dash, "width": 2.5}
-
-
-def band(x: Sequence[float | int], low: Sequence[float], high: Sequence[float], colour: str) -> dict[str, Any]:
-    """What lies between two curves, behind their line."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [*x, *reversed(x)],
-        "y": rounded([*high, *reversed(low)]),
-        "fill": "toself",
-        "fillcolor": colour,
-        "opacity": 0.18,
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }
+    low, high = tuple(min(found) for found in values), tuple(max(found) for found in values)
+    return [Fan(name="", x=at, low=low, high=high, tone=tone, strength=0.16), line]
 
 
 # --- whether a controlled run ended as its variant intends, and if not, why: who works against it ---
@@ -292,9 +273,8 @@ def _who_words(group: RunGroup, plain: RunGroup) -> str:
         return ""
     own = mine.get("attention")
     attention = f", while its attention changes {signed(own)}" if own is not None and kind != "attention" else ""
-    name = NAMES.get(kind, kind)
     return (
-        f"Against it works {name}: log(HFC/LFC) at unit length changes by {signed(mine[kind])} there, and by "
+        f"Against it works {kind}: log(HFC/LFC) at unit length changes by {signed(mine[kind])} there, and by "
         f"{signed(others.get(kind, 0.0))} in {plain.said}{attention}."
     )
 
@@ -307,9 +287,9 @@ def kind_changes(group: RunGroup) -> Mapping[str, float]:
 
 
 def _kinds(analysis: Analysis) -> dict[str, float]:
-    if analysis.measurement is None or not analysis.measurement.shown_attributions:
+    if analysis.measurement is None or not analysis.measurement.unit_attributions:
         return {}
-    return {kind.part: kind.change for kind in analysis.measurement.shown_attributions[0].kinds}
+    return {kind.part: kind.change for kind in analysis.measurement.unit_attributions[0].kinds}
 
 
 def token_scale(group: RunGroup) -> float | None:
@@ -338,7 +318,6 @@ def _scale_words(group: RunGroup) -> str:
 
 # --- pages of training runs: one that is watched, or several side by side with what became of them ---
 
-FOOTER = "Made by oversmooth. This page needs no network and sends nothing anywhere."
 SHOWN = 3
 """Variants that the headline has room for."""
 ACCURACY = ("eval_accuracy", "test_accuracy")
@@ -348,10 +327,10 @@ def runs_page(runs: Sequence[TrainedRun]) -> Page:
     """Several runs: what became of them, whether they ended as intended, and their curves."""
     groups = grouped(runs)
     finished = [group for group in groups if any(run.analysis for run in group.runs)]
-    blocks: list[Block] = list(_paired(figures_over_steps(runs)))
+    blocks: list[Block] = list(paired(figures_over_steps(runs)))
     sections = [PageSection(id="steps", title="Over training", blocks=blocks)]
     if finished:
-        sections.insert(0, PageSection(id="depth", blocks=[_depth_pair(finished)]))
+        sections.insert(0, PageSection(id="depth", blocks=_depth_charts(finished)))
     sections.append(
         PageSection(id="runs", title="Runs", blocks=[table_of("runs-table", "Every run", _rows(runs, groups))])
     )
@@ -362,7 +341,6 @@ def runs_page(runs: Sequence[TrainedRun]) -> Page:
         findings=tuple(Highlight(text=text, section="runs", title="Runs") for text in intention_words(groups)),
         facts=tuple((group.words, _state_words(group)) for group in groups),
         sections=tuple(sections),
-        footer=FOOTER,
     )
 
 
@@ -371,14 +349,13 @@ def watched_page(runs: Sequence[TrainedRun]) -> Page:
     if len(runs) > 1:
         return runs_page(runs)
     (run,) = runs
-    blocks: list[Block] = [*_paired(figures_over_steps(runs)), *smoothing_figures(run.points)]
+    blocks: list[Block] = [*paired(figures_over_steps(runs)), *smoothing_figures(run.points)]
     return Page(
         title=f"oversmooth: {run.variant}, seed {run.seed}",
         eyebrow=run.where,
         verdict=_progress_words(run),
         facts=_counts(run),
         sections=(PageSection(id="steps", blocks=blocks),),
-        footer=FOOTER,
     )
 
 
@@ -476,59 +453,51 @@ def _rows(runs: Sequence[TrainedRun], groups: Sequence[RunGroup]) -> list[dict[s
     return rows
 
 
-def _paired(plots: Sequence[Plot]) -> list[Block]:
-    """Side by side, two and two; a last one that is left over stands alone."""
-    pairs: list[Block] = [Pair(plots=(a, b)) for a, b in zip(plots[::2], plots[1::2], strict=False)]
-    return [*pairs, *plots[len(pairs) * 2 :]]
-
-
 # --- over depth -----------------------------------------------------------------------------------------------------
 
 
-def _depth_pair(groups: Sequence[RunGroup]) -> Pair:
-    cosine, ratio = (_depth_plot(groups, metric) for metric in ("cosine", "hfc_lfc"))
-    return Pair(plots=(cosine, ratio))
-
-
-def _depth_plot(groups: Sequence[RunGroup], metric: str) -> Plot:
-    """One metric over relative depth in the trained models: a line per variant, seeds as a band."""
-    traces: list[dict[str, Any]] = []
-    for index, group in enumerate(groups):
-        curves = [curve_of(run.analysis, metric) for run in group.runs if run.analysis and run.analysis.measurement]
-        if curves:
-            traces += _depth_traces(group, curves, index)
-    title = AXIS_TITLES.get(metric, metric)
-    several = f" {BANDS}" if any(len(group.runs) > 1 for group in groups) else ""
-    return Plot(
-        id=f"runs-{metric.replace('_', '-')}",
-        figure={
-            "traces": traces,
-            "layout": {
-                "height": 310,
-                "xaxis": {"title": {"text": "relative depth (0 = embedding, 1 = last block)"}},
-                "yaxis": {"title": {"text": title}, "rangemode": "tozero"},
-            },
-        },
-        caption=f"{title[:1].upper()}{title[1:]} in the trained models.{several}",
-        alt=f"Line plot of {title} over relative depth: {', '.join(group.words for group in groups)}.",
+def _depth_charts(groups: Sequence[RunGroup]) -> list[Block]:
+    titles = {
+        "cosine": "How alike tokens are in the trained models (mean cosine)",
+        "hfc_lfc": "HFC/LFC in the trained models",
+    }
+    return paired(
+        [chart for metric, title in titles.items() if (chart := _over_depth(groups, metric, title)) is not None]
     )
 
 
-def _depth_traces(group: RunGroup, curves: Sequence[Curve], index: int) -> list[dict[str, Any]]:
-    depths = curves[0].depth if all(curve.depth == curves[0].depth for curve in curves) else list(GRID)
-    values = [[curve.at(depth)[0] for curve in curves] for depth in depths]
-    style = line_style(index)
-    line = {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": group.words,
-        "x": rounded(depths),
-        "y": rounded([sum(found) / len(found) for found in values]),
-        "line": style,
-    }
-    if len(curves) < 2:
-        return [line]
-    return [band(rounded(depths), [min(v) for v in values], [max(v) for v in values], style["color"]), line]
+def _over_depth(groups: Sequence[RunGroup], metric: str, title: str) -> Chart | None:
+    """One metric over relative depth in the trained models: a line per variant, seeds as a band."""
+    marks: list[Mark] = []
+    for index, group in enumerate(groups):
+        curves = [found for run in group.runs if run.analysis and len(found := _curve(run.analysis, metric)) > 1]
+        if curves:
+            count = max(len(curve) for curve in curves)
+            x = [k / (count - 1) for k in range(count)]
+            values = [[_at(curve, depth) for curve in curves] for depth in x]
+            marks += mean_and_band(group.words, index, x, values, dots=count < 20)
+    if not marks:
+        return None
+    return Chart(
+        id=f"runs-{metric.replace('_', '-')}",
+        alt=f"{title} over relative depth: {', '.join(group.words for group in groups)}.",
+        caption=BANDS if any(len(group.runs) > 1 for group in groups) else "",
+        x=RELATIVE,
+        panels=(Panel(title=title, y=axis_of(marks, is_cosine=metric == "cosine", zero=True), marks=tuple(marks)),),
+    )
+
+
+def _curve(analysis: Analysis, metric: str) -> list[float]:
+    """One metric over depth, where it has a value."""
+    measurement = analysis.measurement
+    return [p.mean for p in measurement.curve(metric) if p.mean is not None] if measurement is not None else []
+
+
+def _at(curve: Sequence[float], depth: float) -> float:
+    """A curve at a relative depth, linear between layers."""
+    place = depth * (len(curve) - 1)
+    below = min(int(place), len(curve) - 2)
+    return curve[below] + (place - below) * (curve[below + 1] - curve[below])
 
 
 # --- A series of checkpoints on one page: curves and spectra over training ---

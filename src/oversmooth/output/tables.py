@@ -1,7 +1,8 @@
 """Every result as a terminal table."""
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.table import Table
 from oversmooth.environment.files import write_whole
 from oversmooth.output.console import MarkdownConsole, new_table, show_heading, writes_markdown
 from oversmooth.results import (
+    Analysis,
     Control,
     DataFacts,
     EndOfDepth,
@@ -20,73 +22,219 @@ from oversmooth.results import (
     LengthCurves,
     Measurement,
     Null,
+    PlaceValue,
     ReadBack,
     Row,
     Spectrum,
     Verification,
 )
+from oversmooth.results.answer import Answer
 from oversmooth.results.base import format_cell, signed
 from oversmooth.results.changes import Ablation, EditCurve, Loss, Pruning, TaskLoss
 from oversmooth.results.prediction import Asymptotic, LayerPrediction, Prediction
+from oversmooth.results.reading import BANDS
 from oversmooth.results.wording import (
-    depth_words,
-    dominating_words,
+    change_words,
+    findings,
+    first_large,
+    first_of,
+    headline,
     how_made,
     how_much,
+    level,
+    no_answer_words,
+    stack_words,
     stream_words,
     weights_words,
-    who_words,
 )
 
-# --- what was measured at every place, in as many tables as the terminal is wide enough for ---
+# --- the answer: twelve lines at most, for the terminal, a print and a notebook ---
 
-CHANGE = "d log(HFC/LFC)"
+ANSWER_LINES, ANSWER_WIDTH, INDENT = 12, 88, 12
+GAUGE = 46
+"""Characters of the gauge from 0 to 1."""
+
+
+def answer_lines(answer: Answer, width: int = 80) -> list[str]:
+    """The answer as text; where it would be too long, sentences of Who, How sure and Where are left out."""
+    width = min(width, ANSWER_WIDTH)
+    told = [("Where", answer.where), ("Who", answer.who), ("How sure", answer.sure), ("What now", answer.now)]
+    texts = {name: [each.title, *_sentences(each.text)] for name, each in told}
+    while True:
+        lines = [line for name, each in told for line in _told_lines(name, texts[name], each.command, width)]
+        head = [f"{answer.model}  {answer.subject}"[:width], "", *_wrapped(answer.headline, width, 2)]
+        lines = [*head, *gauge_lines(answer), *lines]
+        shortened = next((name for name in ("Who", "How sure", "Where") if len(texts[name]) > 1), None)
+        if len(lines) <= ANSWER_LINES or shortened is None:
+            return lines
+        texts[shortened].pop(0 if shortened == "Who" else -1)  # who does it is in the numbers as well
+
+
+def _sentences(text: str) -> list[str]:
+    return [f"{part.rstrip('.')}." for part in text.split(". ") if part]
+
+
+def _told_lines(name: str, texts: Sequence[str], command: str, width: int) -> list[str]:
+    joined = " ".join(text if text[-1] in ".:" else f"{text}." for text in texts)
+    lines = _wrapped(joined, width, INDENT)
+    lines[0] = f"  {name}".ljust(INDENT) + lines[0].strip()
+    return [*lines, *([" " * INDENT + command] if command else [])]
+
+
+def _wrapped(text: str, width: int, indent: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * indent)
+
+
+def gauge_lines(answer: Answer) -> list[str]:
+    """A line from 0 to 1 with input and output, and below it the names of the bands."""
+    marks = ["·"] * (GAUGE + 1)
+    for band in BANDS[1:]:
+        marks[_column(band.start)] = "┊"
+    first, last = _column(answer.input), _column(answer.output)
+    for at in range(min(first, last), max(first, last) + 1):
+        marks[at] = "━"
+    marks[first], marks[last] = "○", "●"
+    names = " " * (GAUGE + 3)
+    for band in BANDS:
+        at = _column(max(band.start, 0.0))
+        names = names[:at] + band.state + names[at + len(band.state) :]
+    return [f"  0 {''.join(marks)} 1   {answer.output:.2f} {answer.state}", f"    {names.rstrip()}"]
+
+
+def _column(level: float) -> int:
+    return round(GAUGE * min(max(level, 0.0), 1.0))
+
+
+def show_answer(console: Console, answer: Answer) -> None:
+    if isinstance(console, MarkdownConsole):
+        console.print(escape(f"{answer.model}: {answer.headline}"), style="bold")
+        console.print(escape(answer.deck))
+        for name in ("where", "who", "sure", "now"):
+            told = getattr(answer, name)
+            title = {"sure": "How sure", "now": "What now"}.get(name, name.capitalize())
+            text = " ".join(part for part in (told.title, told.text, told.command) if part)
+            console.print(escape(f"{title}: {text}"))
+        return
+    first, last = 2, 2 + len(_wrapped(answer.headline, min(console.width, ANSWER_WIDTH), 2))
+    for number, line in enumerate(answer_lines(answer, console.width)):
+        console.print(escape(line), style="bold" if first <= number < last else None, soft_wrap=True)
+
+
+def show_answers(console: Console, answers: Sequence[Answer]) -> None:
+    """The one that speaks for the model last, where it is read; of the others the headline."""
+    first = first_of(answers)
+    for answer in answers:
+        if answer is not first:
+            console.print(escape(f"{stack_name(answer.stack)}: {answer.headline}"), soft_wrap=True)
+    if first is not None:
+        console.print("")
+        show_answer(console, first)
+
+
+def stack_name(stack: str) -> str:
+    return first_large(stack_words(stack).removeprefix("the "))
+
+
+# --- a row per layer: the mean cosine, what changed it, and the other metrics ---
+
 GAP = 2
 """Columns between two columns of a table."""
+SHORT_PARTS = {
+    "attention": "attention",
+    "norm after attention": "its norm",
+    "cross-attention": "cross",
+    "norm after cross-attention": "its norm",
+    "feed-forward": "feed-fwd",
+    "norm after feed-forward": "its norm",
+    "other blocks": "other",
+    "between blocks": "between",
+    "final norm": "final norm",
+}
 
-Cells = Mapping[tuple[int, str], Mapping[str, str]]
-"""Of every depth and place what each metric is there."""
+
+def curve_table(answer: Answer, title: str = "") -> Table:
+    """The mean cosine at the input, after each layer and after the final norm, with what each part adds."""
+    parts = [part.part for part in answer.parts if part.part != "final norm"]
+    has_untrained = any(point.untrained is not None for point in answer.points)
+    table = new_table()
+    if title:
+        table.title, table.title_justify = title, "left"
+    names = ["layer", "mean cosine", "change", *(SHORT_PARTS[part] for part in parts)]
+    for name in (*names, *(["untrained"] if has_untrained else [])):
+        table.add_column(name, justify="right", no_wrap=True)
+    for point, layer in zip(answer.points, (None, *answer.layers), strict=True):
+        changes: dict[str, float] = {}
+        for part, change in layer.parts if layer else ():
+            changes[part] = changes.get(part, 0.0) + change
+        cells = [change_words(changes[part]) if part in changes else "" for part in parts]
+        fresh = [level(point.untrained) if point.untrained is not None else ""] if has_untrained else []
+        table.add_row(
+            point.label, level(point.mean), "" if layer is None else change_words(layer.change), *cells, *fresh
+        )
+    return table
 
 
-def measurement_tables(result: Measurement, stack: str, width: int) -> Iterator[Table]:
-    """Places of one stack by metrics; each table has the metrics that fit beside each other, and places that have any."""
-    cells = _cells(result, stack)
-    names = [*(name for name, _ in result.definitions), CHANGE]
-    widths = {name: max(len(name), *(len(row.get(name, "-")) for row in cells.values())) + GAP for name in names}
-    places = max(len(place) for _, place in cells)
-    room = width - len(stack) - places - len("depth") - 3 * GAP
+def metric_tables(result: Measurement, stack: str, width: int) -> Iterator[Table]:
+    """The metrics other than the mean cosine after each layer; each table has those that fit beside each other."""
+    cells: dict[str, dict[str, str]] = {}
+    names = [name for name in _metrics_of_layers(result, stack) if name != "cosine"]
+    for name in names:
+        final = result.final(name, stack)
+        for value in (*result.curve(name, stack), *([final] if final else [])):
+            label = "final norm" if value is final else "input" if value.depth == 0 else str(value.depth - 1)
+            cells.setdefault(label, {})[name] = _mean_cell(value)
+    for group in _fitting(names, cells.values(), width - len("final norm") - GAP):
+        table = new_table()
+        for name in ("layer", *group):
+            table.add_column(escape(name), justify="right", no_wrap=True)
+        for label, row in cells.items():
+            table.add_row(label, *(row.get(name, "-") for name in group))
+        yield table
+
+
+def place_tables(result: Measurement, stack: str, width: int) -> Iterator[Table]:
+    """Metrics of sub-blocks, attention and places off the stream, which have no value after each layer."""
+    of_layers = _metrics_of_layers(result, stack)
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for value in result.values:
+        if value.stack == stack and (value.metric not in of_layers or not value.on_stream):
+            label = "input" if value.depth == 0 else str(value.depth - 1)
+            cells.setdefault((label, value.place), {})[value.metric] = _mean_cell(value)
+    names = [name for name, _ in result.definitions if any(name in row for row in cells.values())]
+    room = width - len("input") - max((len(place) for _, place in cells), default=0) - 2 * GAP
+    for group in _fitting(names, cells.values(), room):
+        table = new_table()
+        for name in ("layer", "place", *group):
+            table.add_column(escape(name), justify="left" if name == "place" else "right", no_wrap=True)
+        for (label, place), row in cells.items():
+            if any(name in row for name in group):
+                table.add_row(label, place, *(row.get(name, "-") for name in group))
+        yield table
+
+
+def _metrics_of_layers(result: Measurement, stack: str) -> list[str]:
+    """Metrics of states; one of a sub-block has no value at the input."""
+    found = {value.metric for value in result.values if value.stack == stack and value.depth == 0 and value.on_stream}
+    return [name for name, _ in result.definitions if name in found]
+
+
+def _mean_cell(value: PlaceValue) -> str:
+    error = "" if value.standard_error is None else f" ±{value.standard_error:.2g}"
+    return "-" if value.mean is None else f"{value.mean:.4g}{error}"
+
+
+def _fitting(names: Sequence[str], rows: Iterable[Mapping[str, str]], room: int) -> Iterator[list[str]]:
+    """Columns in groups that are no wider than there is room."""
+    shown = list(rows)
+    widths = {name: max(len(name), *(len(row.get(name, "-")) for row in shown)) + GAP for name in names}
     group: list[str] = []
     for name in names:
         if group and sum(widths[other] for other in (*group, name)) > room:
-            yield _table(cells, stack, group)
+            yield group
             group = []
         group.append(name)
-    yield _table(cells, stack, group)
-
-
-def _cells(result: Measurement, stack: str) -> Cells:
-    cells: dict[tuple[int, str], dict[str, str]] = {}
-    for value in result.values:
-        if value.stack == stack:
-            error = "" if value.standard_error is None else f" ±{value.standard_error:.2g}"
-            shown = "-" if value.mean is None else f"{value.mean:.4g}{error}"
-            cells.setdefault((value.depth, value.place), {})[value.metric] = shown
-    for item in result.attributions:
-        for part in item.parts if item.stack == stack else ():
-            if (part.depth, part.place) in cells:
-                cells[part.depth, part.place][CHANGE] = f"{part.change:+.3f}"
-    return cells
-
-
-def _table(cells: Cells, stack: str, names: list[str]) -> Table:
-    table = new_table()
-    for name in (*([stack] if stack else []), "depth", "place", *names):
-        table.add_column(escape(name), justify="left" if name == "place" else "right", no_wrap=True)
-    for (depth, place), row in cells.items():
-        if any(name in row for name in names):
-            lead = [""] if stack else []
-            table.add_row(*lead, str(depth), place, *(row.get(name, "" if name == CHANGE else "-") for name in names))
-    return table
+    if group:
+        yield group
 
 
 # --- results as tables for the terminal and as CSV ---
@@ -238,23 +386,38 @@ def show_verification(result: Verification) -> None:
 
 
 def show_measurement(result: Measurement) -> None:
+    """A row per layer, metrics that have no such row, what stands out, and last the answer."""
     console = open_console()
     show_heading(console, result.provenance)
     partial = " (interrupted: partial)" if result.is_partial else ""
     prefix = "" if result.prefix_tokens == "none" else f", prefix tokens {result.prefix_tokens}"
     show_data(console, result.data, f"{prefix}{partial}")
     if result.stream is not None and result.stream.partial:
-        console.print(f"[bold red]{escape(result.stream.partial[:1].upper() + result.stream.partial[1:])}.[/]")
+        console.print(f"[bold red]{escape(first_large(result.stream.partial))}.[/]")
+    answers = result.answers
+    for answer in answers:
+        console.print(curve_table(answer, stack_name(answer.stack) if len(answers) > 1 else ""))
     for stack in dict.fromkeys(value.stack for value in result.values):
-        for table in measurement_tables(result, stack, console.width):
+        for table in (*metric_tables(result, stack, console.width), *place_tables(result, stack, console.width)):
             console.print(table)
-    for attribution in result.shown_attributions:
-        console.print(escape(f"{depth_words(attribution)} {who_words(attribution)} Below 0 smooths."))
-    for found in result.dominating:
-        if said := dominating_words(found):
-            console.print(escape(said))
+    for finding in findings(result):
+        console.print(escape(finding.text), style="dim", soft_wrap=True)
     for problem in result.problems:
         console.print(f"[bold red]{escape(problem)}[/]")
+    if answers:
+        show_answers(console, answers)
+    else:
+        console.print(escape(no_answer_words(result)))
+
+
+def show_analysis(result: Analysis) -> None:
+    """The answer; of a model that was not run, its weights and why."""
+    console = open_console()
+    if result.answers:
+        show_answers(console, result.answers)
+        return
+    show_inspection(result.inspection, heads=False)
+    console.print(escape(headline(result)), soft_wrap=True)
 
 
 def show_data(console: Console, data: DataFacts, ending: str) -> None:
@@ -325,8 +488,8 @@ def show_list(rows: Sequence[Row]) -> None:
 # --- A prediction as tables for the terminal: the theorem, the ladder beside the measurement ---
 
 LEAK_WORDS = (
-    "leak: how much of what all tokens share is turned into differences, because a gate, a sink or a norm on heads lets "
-    "every token write with a gain of its own; it works against smoothing."
+    "leak: how much of what all tokens share is turned into differences, because a gate, a sink or a norm on heads "
+    "lets every token write with a gain of its own; it works against smoothing."
 )
 COLOURS = {
     "no clear change": "dim",

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import shutil
 import sys
 import time
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import nn
 
-from oversmooth.environment.files import make_folder, write_text_whole
+from oversmooth.environment.files import cache_folder, make_folder, write_text_whole
 from oversmooth.errors import BadValue, UnreadableData
 from oversmooth.models.live import register_own_models
 from oversmooth.recipes.corpus import Corpus, CorpusSettings, prepare_corpus
@@ -193,8 +192,6 @@ def python_docs(folder: Path) -> Path:
 
 # --- A language recipe becomes a job ---
 
-CACHE = "OVERSMOOTH_CACHE"
-"""Environment variable: the folder in which corpora are kept."""
 SECONDS_BETWEEN_LINES = 10.0
 log = logging.getLogger(__name__)
 
@@ -258,9 +255,7 @@ def _require_processes(recipe: LanguageRecipe) -> None:
 
 def load_corpus(data: LanguageData, given: str | None) -> Corpus:
     """The corpus of a recipe, or of `--data`; what was passed over is said once."""
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    cache = Path(os.environ.get(CACHE, home / "oversmooth")).expanduser() / "corpora"
-    source = given or data.source
+    cache, source = cache_folder("corpora"), given or data.source
     if source == PYTHON_DOCS:
         make_folder(cache)
         source = str(python_docs(cache))

@@ -58,10 +58,12 @@ from oversmooth.results.measurement import (
     LengthPrediction,
     LengthValue,
     Measurement,
+    PairSpread,
     Part,
     PlaceValue,
     SpanDistances,
     TextFacts,
+    UntrainedCurve,
 )
 from oversmooth.results.prediction import (
     Agreement,
@@ -116,6 +118,7 @@ __all__ = [
     "Missing",
     "NormFacts",
     "Null",
+    "PairSpread",
     "Part",
     "PlaceValue",
     "Prediction",
@@ -137,6 +140,7 @@ __all__ = [
     "TaskLoss",
     "TaskResult",
     "TextFacts",
+    "UntrainedCurve",
     "Verification",
     "WhatIfPrediction",
     "fields_of",

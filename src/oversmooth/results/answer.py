@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from oversmooth.results.base import Missing, Row, SavedResult
 from oversmooth.results.inspection import Inspection, Verification
 from oversmooth.results.measurement import Measurement
 from oversmooth.results.prediction import Prediction
+
+if TYPE_CHECKING:
+    from oversmooth.output.figures import Drawing
 
 # --- the answer: one quantity (the mean cosine), one state, and the sentences that everybody shows ---
 
@@ -134,6 +137,16 @@ class Analysis(SavedResult):
     """The command that repeats it."""
     missing: tuple[Missing, ...] = ()
 
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """Does it oversmooth, where, by which part: one answer per stack; none where nothing could be measured."""
+        return self.measurement.answers if self.measurement is not None else ()
+
+    @property
+    def answer(self) -> Answer | None:
+        """The answer that speaks for the model; `None` where nothing could be measured."""
+        return self.measurement.answer if self.measurement is not None else None
+
     def rows(self) -> list[Row]:
         """One flat row per layer of what the weights say."""
         return self.inspection.rows()
@@ -142,11 +155,17 @@ class Analysis(SavedResult):
         return f"Analysis of {self.inspection.provenance.target}"
 
     def save_html(self, path: str | Path) -> None:
-        """Writes the report as one self-contained HTML file (needs plotly and jinja2)."""
+        """Writes the report as one self-contained HTML file (needs jinja2)."""
         from oversmooth.output.page import page_of
         from oversmooth.output.render import write_page
 
         write_page(page_of(self), Path(path))
+
+    def plot(self) -> "Drawing":
+        """The mean cosine over depth and what each part adds, shown in a notebook; `.save(path)` keeps it."""
+        from oversmooth.output.figures import analysis_drawing
+
+        return analysis_drawing(self)
 
     def __repr__(self) -> str:
         parts = [name for name in ("measurement", "prediction") if getattr(self, name) is not None]

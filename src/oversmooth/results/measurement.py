@@ -7,7 +7,8 @@ from oversmooth.results.base import Missing, Provenance, Row, SavedResult, field
 from oversmooth.results.inspection import StreamCheck
 
 if TYPE_CHECKING:
-    import matplotlib.figure
+    from oversmooth.output.figures import Drawing
+    from oversmooth.results.answer import Answer
 
 
 # --- what happens to features ---
@@ -37,12 +38,12 @@ class PlaceValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """How much `log(HFC/LFC)` changes across one sub-block; below 0 it smooths."""
+    """How much a number of the stream changes across one sub-block."""
 
     stack: str
     depth: int
     part: str
-    """attention, cross-attention, feed-forward, norm, final norm or other."""
+    """One of `PART_NAMES`."""
     place: str
     """Where the part ends."""
     change: float
@@ -55,9 +56,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindChange:
-    """How much all sub-blocks of one kind change `log(HFC/LFC)` together."""
+    """How much all sub-blocks of one kind change it together."""
 
     part: str
+    """One of `PART_NAMES`."""
     change: float
     standard_error: float | None
     interval: tuple[float, float] | None
@@ -66,30 +68,33 @@ class KindChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """Who smooths: the change of `log(HFC/LFC)` over one stack, split into sub-blocks that add up to it."""
+    """Who smooths: the change of one number over one stack, split into sub-blocks that add up to it exactly."""
 
     stack: str
+    quantity: str
+    """What changes: the mean cosine, which rises where tokens become alike, or a log(HFC/LFC), which falls."""
     total: float
-    """From the first to the last place of the residual stream; the sum of all `parts`."""
+    """From the first to the last place of the residual stream; the sum of all `parts`, and `end - start`."""
     standard_error: float | None
-    sequences: int
-    """Sequences that have a value at every place of the stream."""
-    attention: float
-    cross_attention: float
-    feed_forward: float
-    norms: float
-    """All norms on the stream, the final one included."""
-    other: float
-    """Blocks without softmax attention, in hybrids."""
-    parts: tuple[Part, ...]
     interval: tuple[float, float] | None = None
     """95% interval of the total over sequences (Student's t); `None` for a single sequence."""
     direction: str = ""
     """smoothing, sharpening, or no clear change where the interval holds zero; of one sequence only its sign."""
+    sequences: int
+    """Sequences that have a value at every place of the stream."""
+    start: float
+    """The number at the input of the first block, mean over these sequences."""
+    end: float
+    """The same at the last place: after the final norm where there is one."""
+    end_interval: tuple[float, float] | None = None
+    """95% interval of `end` over sequences; `None` for a single one."""
+    end_values: tuple[float, ...] = ()
+    """`end` of every sequence, of the first hundred."""
+    parts: tuple[Part, ...]
     kinds: tuple[KindChange, ...] = ()
     """The same for every kind of sub-block; they add up to the total."""
-    quantity: str = "log(HFC/LFC)"
-    """What changes, in words."""
+    tokens: str = "text"
+    """What the tokens of the stack are made from: text, image or audio."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +162,40 @@ class SpanDistances:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairSpread:
+    """How the cosines of all pairs of tokens are spread at one depth; every sequence has equal weight."""
+
+    stack: str
+    depth: int
+    """0 for the embedding, k + 1 for what leaves block k."""
+    is_final_norm: bool
+    """Whether this is after the final norm, which has the depth of the last block."""
+    quantiles: tuple[float, float, float, float, float]
+    """10, 25, 50, 75 and 90 per cent."""
+    histogram: tuple[float, ...]
+    """Share of pairs in equal bins from -1 to 1."""
+    share_above: float
+    """Share of pairs with a cosine of at least 0.9."""
+    rank: float | None
+    """Effective rank of the tokens at length one, minus their mean; mean over every eighth sequence."""
+    largest_rank: float | None
+    """The largest that could be, likewise: one less than there are tokens, or `d_model`."""
+    sequences: int
+    tokens: int
+    """Tokens of a sequence that were used at most; a random choice where it has more than 512."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UntrainedCurve:
+    """The mean cosine over depth of the same architecture with fresh weights, on the same inputs."""
+
+    stack: str
+    seed: int
+    levels: tuple[float, ...]
+    """At the input, after each block, and after the final norm where there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextFacts:
     """How texts became tokens, and how much of them was used."""
 
@@ -212,19 +251,27 @@ class Measurement(SavedResult):
     """Whether the run was interrupted before all data were seen."""
     values: tuple[PlaceValue, ...]
     attributions: tuple[Attribution, ...]
+    """Who changes the mean cosine; headlines, gates and tables speak of it."""
     definitions: tuple[tuple[str, str], ...]
     """Each metric's name and formula."""
     problems: tuple[str, ...] = ()
     """NaN or infinity in activations, with layer and place."""
     unit_attributions: tuple[Attribution, ...] = ()
-    """The same as `attributions` for tokens of length one: the changes add up to the change of the mean cosine's
-    log((n-1)(1-c) / (1+(n-1)c)) / 2, and no single token decides them."""
+    """The same for log(HFC/LFC) of tokens at length one, log((n-1)(1-c) / (1+(n-1)c)) / 2 with the mean cosine c."""
+    raw_attributions: tuple[Attribution, ...] = ()
+    """The same for log(HFC/LFC) of the tokens as they are, which one large token may decide."""
     dominating: tuple[DominatingToken, ...] = ()
     """The largest token of each stack."""
     heads: tuple[HeadAttention, ...] = ()
     """How every head attends, where metrics of attention were asked for."""
     spans: tuple[SpanDistances, ...] = ()
     """Distances between any two depths, where influence or angular distance was asked for."""
+    pairs: tuple[PairSpread, ...] = ()
+    """How the cosines of all pairs of tokens are spread, where that was asked for."""
+    untrained: tuple[UntrainedCurve, ...] = ()
+    """The same architecture untrained, stack by stack, where that was asked for."""
+    untrained_missing: str = ""
+    """Why it is not there although it was asked for."""
     stream: StreamCheck | None = None
     """The chain identity, checked on the first batch; `None` in results of older versions."""
 
@@ -254,20 +301,27 @@ class Measurement(SavedResult):
         return next((value for value in self.values if (value.metric, value.stack, value.place) == wanted), None)
 
     @property
-    def shown_attributions(self) -> tuple[Attribution, ...]:
-        """What headlines speak of: tokens at unit length, or as they are in a result of an older version."""
-        return self.unit_attributions or self.attributions
+    def answers(self) -> "tuple[Answer, ...]":
+        """Does it oversmooth, where, by which part: one answer per stack."""
+        from oversmooth.results.wording import answers_of
+
+        return answers_of(self)
 
     @property
-    def attribution_title(self) -> str:
-        """The heading of what `shown_attributions` say."""
-        return "Who smooths, at unit length?" if self.unit_attributions else "Who smooths?"
+    def answer(self) -> "Answer | None":
+        """The answer that speaks for the model: the decoder's, or of several stacks the one whose tokens are most alike.
 
-    def plot(self, metric: str = "cosine") -> "matplotlib.figure.Figure":
-        """A figure of the metric over depth with bands of one standard error (needs matplotlib)."""
-        from oversmooth.output.figures import curve_figure
+        `None` where no sequence has a value at every place, because activations are not finite or tokens are zero.
+        """
+        from oversmooth.results.wording import first_of
 
-        return curve_figure(self, metric)
+        return first_of(self.answers)
+
+    def plot(self, metric: str = "cosine") -> "Drawing":
+        """A chart of the metric over depth with bands of one standard error, shown in a notebook; `.save(path)` keeps it."""
+        from oversmooth.output.figures import curve_drawing
+
+        return curve_drawing(self, metric)
 
     def __repr__(self) -> str:
         metrics = [name for name, _ in self.definitions]
@@ -402,33 +456,26 @@ class Breach:
     """What was found; `None` where there is nothing to be judged."""
     bound: float
     sub_block: str = ""
-    """Which part of that block smooths most; empty where that is not known."""
+    """Which part of that block raises the mean cosine most; empty where none does, or that is not known."""
     sub_block_change: float | None = None
-    """By how much it changes `log(HFC/LFC)` of tokens at unit length; below 0 it smooths."""
+    """By how much."""
 
     @property
     def words(self) -> str:
         """One sentence: what was found where, and what was allowed."""
-        where = "the run" if self.depth == 0 else f"layer {self.depth - 1}"
+        where = "the run" if self.depth == 0 else f"after layer {self.depth - 1}"
         where = f"{self.stack} {where}" if self.stack else where
         side, _, metric = self.rule.partition("_")
-        if side == "against":
-            allowed, metric = (
-                f"{'at most' if metric == 'cosine' else 'at least'} {self.bound:.4g}",
-                f"{metric}, compared",
-            )
-        else:
-            allowed = f"{'at most' if side == 'max' else 'at least'} {self.bound:.4g}"
+        is_upper = metric == "cosine" if side == "against" else side == "max"
+        name = "mean cosine" if metric == "cosine" else metric
         found = "has no value" if self.value is None else f"is {self.value:.4g}"
+        allowed = f"at {'most' if is_upper else 'least'} {self.bound:.4g} is allowed"
+        compared = " by the saved analysis" if side == "against" else ""
         why = ""
-        if self.sub_block:
-            change = (
-                f" ({self.sub_block_change:+.3f} in log HFC/LFC at unit length)"
-                if self.sub_block_change is not None
-                else ""
-            )
-            why = f"; its {self.sub_block} smooths most{change}"
-        return f"{where}: {metric} {found}, allowed is {allowed}{why}"
+        if self.sub_block and self.sub_block_change is not None:
+            raised = "it" if metric == "cosine" else "the mean cosine"
+            why = f"; in that layer, {self.sub_block} raises {raised} most ({self.sub_block_change:+.2f})"
+        return f"{where}: {name} {found}, {allowed}{compared}{why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -221,7 +221,7 @@ def _cheap_numbers(live: LiveModel, observer: MeasurementObserver) -> dict[Key, 
         position = positions.get((value.stack, value.depth))
         if part is not None and position is not None and value.mean is not None and value.metric in CHEAP:
             found.setdefault((value.stack, position, part), {})[value.metric] = value.mean
-    for attribution in observer.unit_chain.attributions():
+    for attribution in observer.unit_chain.attributions(observer.stacks):
         for change in attribution.parts:
             position = positions.get((change.stack, change.depth))
             if change.part in PARTS and position is not None:

@@ -70,8 +70,8 @@ def test_tables_of_several_analyses_stand_below_each_other_under_their_names(ana
 def test_attribution_rows_add_up_to_the_totals(analysis):
     rows = dict(tables_of(analysis))["attribution"]
     measured = analysis.measurement
-    for tokens, found in (("as they are", measured.attributions), ("unit length", measured.unit_attributions)):
-        changes = [row["change"] for row in rows if row["tokens"] == tokens]
+    for found in (measured.attributions, measured.unit_attributions, measured.raw_attributions):
+        changes = [row["change"] for row in rows if row["quantity"] == found[0].quantity]
         assert sum(changes) == pytest.approx(sum(item.total for item in found))
     assert {row["data_sha256"] for row in rows} == {measured.data.sha256}
 

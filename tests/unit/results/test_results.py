@@ -109,15 +109,13 @@ VALUE = PlaceValue(
 )
 ATTRIBUTION = Attribution(
     stack="",
-    total=-1.0,
+    quantity="mean cosine",
+    total=0.25,
     standard_error=None,
     sequences=1,
-    attention=-1.0,
-    cross_attention=0.0,
-    feed_forward=0.0,
-    norms=0.0,
-    other=0.0,
-    parts=(Part(stack="", depth=1, part="attention", place="after_attention", change=-1.0, standard_error=None),),
+    start=0.5,
+    end=0.75,
+    parts=(Part(stack="", depth=1, part="attention", place="attn_sum", change=0.25, standard_error=None),),
 )
 EXAMPLES = {
     example.kind: example

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from oversmooth.output.measured_sections import attention_section, attention_words, worth_section
 
 import oversmooth as osm
-from oversmooth.output.measured_sections import attention_section, attention_words, worth_section
 from oversmooth.results import HeadAttention
 from oversmooth.results.wording import PartReading, read_parts, worth_words
 from tests.contract.tiny_models import tiny_model

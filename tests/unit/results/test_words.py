@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 import torch
+from oversmooth.output.measured_sections import _parts_per_depth, curve_figure
+from oversmooth.output.theory_sections import regime_strip
 
 import oversmooth as osm
-from oversmooth.output.measured_sections import _parts_per_depth, curve_figure
 from oversmooth.output.tables import show_measurement
-from oversmooth.output.theory_sections import regime_strip
 from oversmooth.results import Analysis
 from oversmooth.results.wording import depth_words, dominating_words, headline, short_depth_words, summary, who_words
 from tests.contract.tiny_models import tiny_model
@@ -151,10 +151,12 @@ def test_all_metrics_stand_whole_in_tables_that_fit_the_terminal(monkeypatch, ca
     assert [name for head in heads for name in head[2:]] == [
         *(name for name, _ in result.definitions),
         "d",
-        "log(HFC/LFC)",
+        "cosine",
     ]
     cells = {
-        value.metric: f"{value.mean:.4g}" for value in result.values if (value.depth, value.place) == (1, "attn_sum")
+        value.metric: f"{value.mean:.4g}"
+        for value in result.values
+        if value.mean is not None and (value.depth, value.place) == (1, "attn_sum")
     }
     for shown in cells.values():
         assert shown in printed

@@ -110,10 +110,13 @@ def all_returned(output: Any, like: Tensor | None) -> list[Tensor]:
 
 PART_OF = {
     "attn_sum": "attention",
+    "attn_norm": "norm after attention",
     "cross_sum": "cross-attention",
+    "cross_norm": "norm after cross-attention",
     "ffn_sum": "feed-forward",
-    "other_sum": "other",
-    "between": "between",
-    **dict.fromkeys(NORMS, "norm"),
+    "ffn_norm": "norm after feed-forward",
+    "other_sum": "other blocks",
+    "between": "between blocks",
     "final_norm": "final norm",
 }
+"""The part that ends at a place of the stream; a norm on the stream comes after the sub-block that it is named by."""

@@ -88,7 +88,7 @@ def test_what_acts_between_blocks_is_a_part_of_its_own_with_a_name(name):
     case = handwritten(name)
     found = osm.measure(case.model, [case.batch], metrics=("cosine", "steps"))
     assert found.stream.between
-    assert "between" in {kind.part for one in found.attributions for kind in one.kinds}
+    assert "between blocks" in {kind.part for one in found.attributions for kind in one.kinds}
     for one in found.attributions:
         torch.testing.assert_close(sum(kind.change for kind in one.kinds), one.total, rtol=0, atol=1e-5)
     saved = osm.Measurement.from_dict(json.loads(json.dumps(found.to_dict())))
