@@ -132,17 +132,14 @@ def local_checkpoint(given: str | Path | nn.Module | OpenedModel, verb: str = "e
     if isinstance(given, nn.Module):
         advice = "Save it first and point at the folder, or change it in place: osm.constrain(model)."
         raise CannotControl(verb, f"a live {type(given).__name__}", "it copies files of a checkpoint", advice)
-    target = str(given)
-    path = local_path(target)
-    if path is not None and (path / ADAPTER_CONFIG).is_file():
-        advice = "Merge it into its base model with peft (merge_and_unload), save that, and point at the result."
-        raise CannotControl(verb, target, "it is an adapter, which holds changes of weights and no weights", advice)
-    if path is not None and path.is_dir():
-        return Checkpoint(str(path), path)
-    if path is not None and path.is_file():
-        if path.suffix == ".gguf":
+    target, path = str(given), local_path(str(given))
+    if path is not None and (path.is_dir() or path.is_file()):
+        if (path / ADAPTER_CONFIG).is_file():
+            advice = "Merge it into its base model with peft (merge_and_unload), save that, and point at the result."
+            raise CannotControl(verb, target, "it is an adapter, which holds changes of weights and no weights", advice)
+        if path.is_file() and path.suffix == ".gguf":
             raise CannotControl(verb, target, *PACKED_BLOCKS)
-        return Checkpoint(str(path), path.parent)
+        return Checkpoint(str(path), path if path.is_dir() else path.parent)
     cached = cached_hub_folder(target) if HUB_ID.fullmatch(target) else None
     if cached is not None:
         return Checkpoint(str(cached.path), cached.path)

@@ -10,7 +10,6 @@ dropout inside fused attention, A stands for what dropout left of it.
 """
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
@@ -194,6 +193,8 @@ class TempScale(Rule):
 class KeepsAttentionInput(Rule):
     """Remembers what this layer's attention has just seen, for a step that comes after it."""
 
+    passing = ("visible",)
+
     def __init__(self, facts: LayerFacts):
         super().__init__(facts)
         self.visible: Visible | None = None
@@ -202,13 +203,9 @@ class KeepsAttentionInput(Rule):
         self.visible = visible
 
     def just_seen(self) -> Visible:
-        visible, self.visible = self.visible, None
-        assert visible is not None, "attention runs before its output is changed"
+        visible: Visible = self.taken("visible")
         require_whole_sequences(self.title, visible)
         return visible.of_tokens()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "visible": None}  # what belongs to one pass is nothing to copy
 
 
 class FeatScale(KeepsAttentionInput):
@@ -323,10 +320,8 @@ class UsesFirstValues(Rule):
         """The first layer's values, in place of which nothing stale may stand."""
         found = self.first.v
         if found is None or found.shape != v.shape:
-            reason = "the first layer of its stack has not run on this input"
-            raise CannotControl(
-                self.title, "this forward pass", reason, "Run the whole model, layer by layer in order."
-            )
+            reason, advice = "the first layer of its stack has not run on this input", "Run all layers in order."
+            raise CannotControl(self.title, "this forward pass", reason, advice)
         if torch.is_grad_enabled() and v.requires_grad and not found.requires_grad:
             reason = "the values of the first layer have lost their gradient (reentrant checkpointing)"
             raise CannotControl(self.title, "this forward pass", reason, "Checkpoint with use_reentrant=False.")
@@ -358,6 +353,8 @@ class ValueResidual(UsesFirstValues):
 class OwnValues(Rule):
     """Remembers each token's own values, for when they have been mixed."""
 
+    passing = ("own",)
+
     def __init__(self, facts: LayerFacts):
         super().__init__(facts)
         self.own: Tensor | None = None
@@ -366,24 +363,18 @@ class OwnValues(Rule):
         self.own = v
         return v
 
-    def own_per_head(self, o: Float[Tensor, "batch token head d_head"]) -> Float[Tensor, "batch token head d_head"]:
-        """The value of each token in the head that read it."""
-        return self._per_head(self._taken(o), o)
-
-    def _taken(self, o: Tensor) -> Tensor:
-        own, self.own = self.own, None
-        assert own is not None, "values are computed before they are mixed"
+    def own_of(self, o: Float[Tensor, "batch token head d_head"]) -> Float[Tensor, "batch token kv d_head"]:
+        """The value of each token that attention has mixed into `o`."""
+        own: Tensor = self.taken("own")
         if own.shape[:2] != o.shape[:2]:
             reason = f"values are {tuple(own.shape)} and outputs {tuple(o.shape)}"
             raise CannotControl(self.title, "this forward pass", reason, "Run whole sequences with use_cache=False.")
         return own
 
     @staticmethod
-    def _per_head(v: Tensor, o: Tensor) -> Tensor:
+    def per_head(v: Tensor, o: Tensor) -> Tensor:
+        """Values once for every query head that reads them."""
         return v.repeat_interleave(o.shape[2] // v.shape[2], 2)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "own": None}  # what belongs to one pass is nothing to copy
 
 
 class NeuTRENO(UsesFirstValues, OwnValues):
@@ -405,8 +396,8 @@ class NeuTRENO(UsesFirstValues, OwnValues):
     def mixed(self, o: Tensor) -> Tensor:
         if self.is_first:
             return o
-        own = self._taken(o)
-        return o + self._per_head(self.strength * (self.remembered(own) - own), o)
+        own = self.own_of(o)
+        return o + self.per_head(self.strength * (self.remembered(own) - own), o)
 
 
 class Exclusive(OwnValues):
@@ -418,7 +409,7 @@ class Exclusive(OwnValues):
     title = "Exclusive self-attention"
 
     def mixed(self, o: Tensor) -> Tensor:
-        return exclusive(o, self.own_per_head(o))
+        return exclusive(o, self.per_head(self.own_of(o), o))
 
 
 class Differential(Rule):
@@ -453,6 +444,7 @@ class Gate(Rule):
 
     title = "Gate after attention"
     options = ("bias",)
+    passing = ("opening",)
 
     def __init__(self, facts: LayerFacts, bias: float = 10.0):
         super().__init__(facts)
@@ -464,12 +456,7 @@ class Gate(Rule):
         self.opening = nn.functional.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)).sigmoid()
 
     def mixed(self, o: Tensor) -> Tensor:
-        opening, self.opening = self.opening, None
-        assert opening is not None, "attention reads its input before it mixes"
-        return gate(o, opening[..., None])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "opening": None}  # what belongs to one pass is nothing to copy
+        return gate(o, self.taken("opening")[..., None])
 
 
 # --- the published interventions by name; each is one class, beside those that change the same thing ---
