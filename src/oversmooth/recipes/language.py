@@ -210,8 +210,7 @@ def language_job(recipe: Recipe, data: str | None, request: RunRequest) -> Job:
     _require_processes(recipe)
     settings, corpus = recipe.training, load_corpus(recipe.data, data)
     vocabulary = int(corpus.facts["vocabulary"])
-    plan = plan_of(recipe)
-    held_out = recipe.data.tuning_sequences
+    plan, held_out = plan_of(recipe), recipe.data.tuning_sequences
     judged = judged_sequences(corpus, held_out)
     reading = TrainingSequences(
         corpus, seed=request.seed, shuffle=settings.shuffle, fraction=request.fraction, held_out=held_out
