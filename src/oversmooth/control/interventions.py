@@ -68,17 +68,6 @@ def gate(mixed: Tensor, opening: Tensor | float) -> Tensor:
     return opening * mixed
 
 
-def value_residual(own: Tensor, first: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Value residual, `a V_l + b V_1`: a source term from the first layer."""
-    return a * own + b * first
-
-
-def exclusive(mixed: Tensor, own: Tensor) -> Tensor:
-    """Exclusive self-attention, `y - (y . v) v / |v|^2`: orthogonal to the token's own value; a zero v takes nothing off."""
-    direction = torch.nn.functional.normalize(own, dim=-1, eps=torch.finfo(own.dtype).tiny)
-    return mixed - (mixed * direction).sum(-1, keepdim=True) * direction
-
-
 def layernorm_scaling(normed: Tensor, number: int | float) -> Tensor:
     """LayerNorm scaling, `norm(x) / sqrt(l)` in block l, counted from one."""
     return normed / math.sqrt(number)
@@ -347,7 +336,7 @@ class ValueResidual(UsesFirstValues):
         if self.is_first:
             self.first.v = v
             return v
-        return value_residual(v, self.remembered(v), self.own_weight.to(v), self.first_weight.to(v))
+        return self.own_weight.to(v) * v + self.first_weight.to(v) * self.remembered(v)
 
 
 class OwnValues(Rule):
@@ -409,7 +398,9 @@ class Exclusive(OwnValues):
     title = "Exclusive self-attention"
 
     def mixed(self, o: Tensor) -> Tensor:
-        return exclusive(o, self.per_head(self.own_of(o), o))
+        own = self.per_head(self.own_of(o), o)
+        direction = F.normalize(own, dim=-1, eps=torch.finfo(own.dtype).tiny)  # a zero v takes nothing off
+        return o - (o * direction).sum(-1, keepdim=True) * direction
 
 
 class Differential(Rule):

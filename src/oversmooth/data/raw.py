@@ -335,13 +335,7 @@ def lines(text: str) -> list[str]:
 
 def paragraphs(text: str) -> list[str]:
     """What stands between blank lines; a line of nothing but white space is blank."""
-    found: list[list[str]] = [[]]
-    for line in text.split("\n"):
-        if line.strip():
-            found[-1].append(line)
-        elif found[-1]:
-            found.append([])
-    return ["\n".join(part).strip() for part in found if part]
+    return [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
 
 
 def _read_text(path: Path) -> str:
