@@ -30,7 +30,7 @@ class OversmoothError(Exception):
     says: ClassVar[str] = ""
     """What was expected and what was found, with the fields in braces."""
     advises: ClassVar[str] = ""
-    """What to do next; empty where the problem says it."""
+    """What to do next; the field `advice` where a kind has one, empty where the problem says it."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -42,7 +42,7 @@ class OversmoothError(Exception):
 
     def advise(self) -> str:
         """The next step; a kind whose advice depends on its fields writes its own."""
-        return self.advises.format(**vars(self))
+        return self.advises.format(**vars(self)) or str(vars(self).get("advice", ""))
 
     @property
     def problem(self) -> str:
@@ -132,9 +132,9 @@ def _without_unsafe_advice(text: str) -> str:
     return " ".join(each for each in sentences if not any(word in each for word in UNSAFE_ADVICE)).strip()
 
 
-def reason_of(error: OSError) -> str:
-    """What the operating system says, without the path, which our own message names."""
-    return error.strerror or first_line(error)
+def reason_of(error: Exception) -> str:
+    """What the operating system says, without the path, which our own message names; of other errors the first line."""
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 def close_to(word: str, known: Iterable[str]) -> str:
@@ -155,7 +155,6 @@ def some_of(names: Sequence[str], shown: int = 6) -> str:
 class IllConditioned(OversmoothError):
     bound: float
     limit: float
-
     says = (
         "A general eigenbasis has become ill-conditioned: norm(V) norm(V^-1) is {bound:.3g}, above "
         "{limit:g}, where the inverse loses its digits."
@@ -170,7 +169,6 @@ class CannotControl(OversmoothError):
     where: str
     reason: str
     alternative: str
-
     says = "{intervention} cannot be applied to {where}: {reason}."
     advises = "{alternative}"
 
@@ -183,7 +181,6 @@ class NotReadBack(OversmoothError):
     found: str
     settings: tuple[str, ...] = ()
     """Names in its config that may be why."""
-
     says = "{verb} wrote nothing to {out}: loaded by the plain library, the new checkpoint {found}."
 
     def advise(self) -> str:
@@ -202,24 +199,19 @@ class BrokenFile(OversmoothError):
     expected: str
     found: str
     advice: str = "Download or copy the file again."
-
     says = "{file} cannot be read: expected {expected}, found {found}."
-    advises = "{advice}"
 
 
 class NotWritable(OversmoothError):
     file: str
     reason: str
     advice: str = "Give a file name in an existing, writable folder."
-
     says = "{file} cannot be written: {reason}."
-    advises = "{advice}"
 
 
 class UnsafePickle(OversmoothError):
     file: str
     reason: str
-
     says = (
         "{file} is a pickle that needs more than tensors to load ({reason}); loading it would run code "
         "from the file, so it was refused and nothing was executed."
@@ -230,7 +222,6 @@ class UnsafePickle(OversmoothError):
 class PackedWeights(OversmoothError):
     where: str
     packing: str
-
     says = (
         "{where} stores packed or quantised weights ({packing}), which cannot be read exactly, so no "
         "spectrum is computed."
@@ -244,9 +235,7 @@ class RemoteUnavailable(OversmoothError):
     advice: str = "Check the address and the connection, or use a local copy."
     may_pass: bool = False
     """Whether the same request may succeed later: the network or the server failed, not what was asked for."""
-
     says = "{url} could not be read: {reason}."
-    advises = "{advice}"
 
 
 # --- errors about models: finding one, understanding its layout, running it ---
@@ -339,9 +328,7 @@ class NotDiscovered(OversmoothError):
     model: str
     found: str
     advice: str
-
     says = "Could not discover the value path of {model}: {found}."
-    advises = "{advice}"
 
 
 class RefusedArchitecture(OversmoothError):
@@ -349,7 +336,6 @@ class RefusedArchitecture(OversmoothError):
     reason: str
     kind: str = "declared"
     """What stands in the way, in one word: gate, norm, sink, latent, ...; `declared` where a table says so."""
-
     says = "{model} has no linear value path, so H = W_V W_O does not exist for it: {reason}."
     advises = "The theory does not apply to its attention; no number is shown rather than a wrong one."
 
@@ -359,7 +345,6 @@ class ForgottenBake(OversmoothError):
 
     target: str
     tensor: str
-
     says = (
         "{target} was saved from a sharpened, smoothed or constrained model before `osm.bake`: it holds "
         "{tensor} and no value and output weights, which transformers and timm would fill with random numbers."
@@ -376,7 +361,6 @@ class OtherModel(OversmoothError):
     what: str
     before: object
     after: object
-
     says = "The saved analysis is of another model or of other data: {what} was {before}, is {after}."
     advises = "Compare analyses of one architecture on the same data, with the same options."
 
@@ -386,7 +370,6 @@ class ConfigMismatch(OversmoothError):
     config_says: object
     tensors_say: object
     where: str
-
     says = (
         "The config and the tensors disagree about {what}: the config says {config_says}, {where} says {tensors_say}."
     )
@@ -399,7 +382,6 @@ class BadConfig(OversmoothError):
     key: str
     expected: str
     found: str
-
     says = "The field {key!r} of the config must be {expected}; got {found}."
     advises = "Use the config.json that came with these weights."
 
@@ -410,7 +392,6 @@ class AdapterMismatch(OversmoothError):
     family: str
     expected: str
     found: str
-
     says = "The declaration of {family!r} does not fit this model: expected {expected}, found {found}."
     advises = "If the model is a variant of that family, please report it with its config.json."
 
@@ -418,7 +399,6 @@ class AdapterMismatch(OversmoothError):
 class HeadsUnknown(OversmoothError):
     where: str
     reason: str
-
     says = "{where} does not say how many attention heads it has, and {reason}."
     advises = "Give them with --n-heads (and --n-kv)."
 
@@ -451,7 +431,6 @@ class NotLive(OversmoothError):
     verb: str
     reason: str
     advice: str = ""
-
     says = "`{verb}` has to run the model, and {target!r} cannot be run: {reason}."
 
     def advise(self) -> str:
@@ -484,7 +463,6 @@ class UnreadableData(OversmoothError):
     data: str
     expected: str
     found: str
-
     says = "The data {data!r} cannot be used: expected {expected}, found {found}."
 
 
@@ -494,9 +472,7 @@ class WrongBatch(OversmoothError):
     expected: str
     found: str
     advice: str
-
     says = "The data do not fit the model: expected {expected}, found {found}."
-    advises = "{advice}"
 
 
 class OtherStream(OversmoothError):
@@ -505,7 +481,6 @@ class OtherStream(OversmoothError):
     model: str
     first: str
     second: str
-
     says = (
         "The residual stream of {model} could not be followed: expected {second} to follow from "
         "{first}, found something else that no module explains."
@@ -519,7 +494,6 @@ class TokensChanged(OversmoothError):
     where: str
     before: int
     after: int
-
     says = (
         "The features of {where} are of other tokens than those that the first block reads: expected "
         "{before} tokens, found {after}."
@@ -532,7 +506,6 @@ class PartialReading(OversmoothError):
 
     model: str
     what: str
-
     says = "{model} cannot be judged: {what}."
     advises = "Run osm.discover(model, inputs) to see what was found, and pass arch= with the parts that are missing."
 
@@ -564,7 +537,6 @@ class UserCodeFailed(OversmoothError):
 
     what: str
     found: str
-
     says = "{what} {found}."
     advises = "It is not part of oversmooth: correct it, or leave it out."
 
@@ -593,9 +565,7 @@ class NoAttentionMaps(OversmoothError):
     layer: str
     found: str
     advice: str
-
     says = "The theory needs the attention probabilities of {layer}, each row summing to one; found {found}."
-    advises = "{advice}"
 
 
 # --- errors about training: recipes, runs, encoders to fine-tune ---
@@ -606,7 +576,6 @@ class BadRecipe(OversmoothError):
 
     recipe: str
     mistake: OversmoothError
-
     says = "The recipe {recipe} cannot be used: {mistake.problem}"
     advises = "Fix it in the file, or override it with --set KEY=VALUE."
 
@@ -615,9 +584,7 @@ class CannotResume(OversmoothError):
     folder: str
     reason: str
     advice: str
-
     says = "The run in {folder!r} cannot be resumed: {reason}."
-    advises = "{advice}"
 
 
 class FolderInUse(OversmoothError):
@@ -625,7 +592,6 @@ class FolderInUse(OversmoothError):
 
     folder: str
     holder: str
-
     says = "{folder!r} is in use: a run there is held by {holder}."
     advises = "Wait for it, stop it, or give another folder."
 
@@ -651,7 +617,6 @@ class RunFailed(OversmoothError):
 
     command: str
     last_words: str
-
     says = "A training run did not finish; its last line was {last_words!r}."
     advises = "Run it alone to see all of its output:\n{command}"
 
@@ -666,9 +631,7 @@ class BadValue(OversmoothError):
     value: object
     expected: str
     advice: str = ""
-
     says = "{name} must be {expected}; got {value!r}."
-    advises = "{advice}"
 
 
 class MissingValue(OversmoothError):
@@ -676,9 +639,7 @@ class MissingValue(OversmoothError):
 
     name: str
     advice: str = ""
-
     says = "{name} must be given."
-    advises = "{advice}"
 
 
 class UnknownName(OversmoothError):
@@ -711,9 +672,7 @@ class NotSupported(OversmoothError):
     advice: str = ""
 
     def describe(self) -> str:
-        return f"{self.what} is not supported {self.where}" + (f": {self.reason}." if self.reason else ".")
-
-    advises = "{advice}"
+        return f"{self.what} is not supported {self.where}{f': {self.reason}' if self.reason else ''}."
 
 
 class DeviceUnavailable(OversmoothError):
@@ -740,6 +699,5 @@ class MissingDependency(OversmoothError):
     package: str
     extra: str
     needed_for: str
-
     says = "{needed_for} needs the package {package!r}, which is not installed."
     advises = "Install it with: pip install 'oversmooth[{extra}]'"

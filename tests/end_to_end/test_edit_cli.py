@@ -173,7 +173,7 @@ def test_an_interval_and_flipped_norms_can_be_combined(bert, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "Give one of interval, scale_h, flip_norm_signs"),
+        ((), "interval, scale_h or flip_norm_signs must be given"),
         (("--sharpen", "--smooth"), "Give only one of --sharpen, --smooth, --interval"),
         (("--sharpen", "--scale-h", "2"), "Give only one of interval, scale_h"),
         (("--interval", "1", "0"), "the smaller one first"),

@@ -153,7 +153,7 @@ def test_the_log_of_a_run_is_held_to_limits_too(tmp_path):
         (["--against", "nowhere.json"], "nowhere.json cannot be read"),
         (["--max-cosine", "0.9", "--tolerance", "-1"], "tolerance must be at least 0"),
         (["--rules", "nowhere.toml"], "nowhere.toml cannot be read"),
-        ([], "Give one of rules, against."),
+        ([], "rules or against must be given."),
     ],
 )
 def test_what_is_no_question_ends_with_two_and_says_why(folders, words, said):

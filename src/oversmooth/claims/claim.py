@@ -5,15 +5,17 @@ compared within units (paired). Where several things have to hold for a verdict,
 (`all_of`); where one of several is enough, the smallest times their number (`one_of`). "Clearly" means that in at most 5 of
 100 studies in which it is not so a verdict would say so; over the verdicts of all claims together, by Holm's correction.
 
-A claim is data that was written before anything was run: its statement, the unit that counts, what is compared with what,
-by which margin. Observing it gives plain numbers, which are kept. Judging is a function of these numbers alone, so that
-anybody can judge again.
+A claim is data that was written before anything was run: its statement and protocol (`protocols.toml`), what is compared
+with what, by which margin. Observing it gives plain numbers, which are kept. Judging is a function of these numbers
+alone, so that anybody can judge again.
 """
 
 import itertools
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
@@ -172,8 +174,6 @@ def direction(values: Sequence[float], level: float, seed: int = 0) -> tuple[int
 
 # --- what a claim is, what is observed for it, and what that comes to ---
 
-WRITTEN = "2026-11-18"
-"""The present form. What was changed when, and what was known by then: docs/reproducibility.md."""
 Judgement = Literal[
     "confirmed", "refuted", "no difference larger than the margin", "theorem, checked", "undecided", "not run"
 ]
@@ -310,3 +310,9 @@ class Claim:
     def for_scale(self, is_quick: bool) -> "Claim":
         needs = tuple((experiment.for_scale(is_quick), variants) for experiment, variants in self.needs)
         return replace(self, needs=needs)
+
+
+def protocol(name: str) -> dict[str, Any]:
+    """The texts of a claim in `protocols.toml`, as keywords of `Claim`."""
+    found = tomllib.loads(Path(__file__).with_name("protocols.toml").read_text(encoding="utf-8"))
+    return {"name": name, "written": found["written"], **found[name]}

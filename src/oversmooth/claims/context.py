@@ -303,9 +303,8 @@ def rates_table(validation: Sequence[Row], needs: Sequence[tuple[Experiment, Seq
         if scores:
             chosen = best_rate(scores, tuning.score)
             edge = ", the largest tried" if chosen == max(scores) and len(scores) > 1 else ""
-            columns = {
-                f"{tuning.score} at {rate:g}": round(scores[rate], 3) if rate in scores else None for rate in rates
-            }
+            rounded = {rate: round(score, 3) for rate, score in scores.items()}
+            columns = {f"{tuning.score} at {rate:g}": rounded.get(rate) for rate in rates}
             found.append({"chosen on": name, "variant": variant, **columns, "chosen": f"{chosen:g}{edge}"})
     return found
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from oversmooth.claims.claim import (
     LEVEL,
-    WRITTEN,
     Claim,
     Compared,
     Judgement,
@@ -21,6 +20,7 @@ from oversmooth.claims.claim import (
     Verdict,
     direction,
     first_clear,
+    protocol,
     share_left_open,
     sign_flip_p,
 )
@@ -57,7 +57,6 @@ TRAINED = (DEEP, MINI_BERT[-1])
 """Unconstrained models that were trained here, judged apart from the pretrained ones."""
 UNCONSTRAINED = tuple((experiment, ("vanilla",)) for experiment in TRAINED)
 COMMANDS = tuple(f"oversmooth report {name} -o {name.split('/')[-1]}.html" for name in HUB_MODELS)
-COST = {"cpu": "nothing beyond claim 2, with its runs of vanilla", "full": "minutes on one GPU"}
 
 
 def _analyses(materials: ClaimContext) -> Iterator[tuple[Row, Analysis]]:
@@ -206,20 +205,7 @@ def similarity_table(observed: Observations) -> list[Row]:
 
 
 SIMILARITY = Claim(
-    number=1,
-    name="similarity",
-    written=WRITTEN,
-    statement="Over depth, token features of pretrained models grow more alike in some models and less in others.",
-    protocol="Mean cosine between tokens at the embedding and after the last layer, on 16 inputs of each model with its "
-    "own preprocessing; per model a studentised bootstrap interval of the difference over inputs, at half a per cent or "
-    "less. Models whose tokenizer does not know 5% of the tokens are left out.",
-    unit="a pretrained model",
-    confirmed_if="it clearly rises in one model and clearly falls in another",
-    refuted_if="it clearly goes one way in all models, and they are so many that at most one in ten of such models can "
-    "go the other way (95%): 29 or more",
-    does_not_show="that these models stand for all: they are those at hand. Texts are built in, and so are pictures, "
-    "unless models come with their own.",
-    cost={"cpu": "a few minutes", "full": "minutes and about 5 GB of downloads"},
+    **protocol("similarity"),
     commands=COMMANDS,
     observe=similarity_over_depth,
     decide=judge_similarity,
@@ -327,20 +313,7 @@ def eigenvalue_table(observed: Observations) -> list[Row]:
 
 
 EIGENVALUE = Claim(
-    number=2,
-    name="eigenvalue",
-    written=WRITTEN,
-    statement="Whether a layer smooths is decided by the dominating eigenvalue of its update, hence by H = W_V W_O.",
-    protocol="Per model, the share of layers in which the exponent at measured attention (rung 0) has the sign of the "
-    "measured change of log(HFC/LFC), minus the share that the model's own majority answer gets right; sign flips over "
-    "models that have layers of both kinds. Layers with shared weights count once. Models trained here are listed apart, "
-    "every rung beside rung 0.",
-    unit="a pretrained model that has layers of both kinds",
-    confirmed_if="the difference is clearly above zero over models",
-    refuted_if="it is clearly below zero: the majority answer is the better one",
-    does_not_show="anything about infinite depth, where the theorem holds: this is about single layers. A model whose "
-    "layers all smooth cannot speak for the theorem: its own majority is always right.",
-    cost={"cpu": "a few minutes, and the runs of vanilla", "full": "minutes on one GPU"},
+    **protocol("eigenvalue"),
     commands=COMMANDS,
     observe=dominating_eigenvalue,
     decide=judge_eigenvalue,
@@ -462,19 +435,7 @@ def _mean_last(rows: Sequence[Row], removed: str) -> float | None:
 
 
 SKIP = Claim(
-    number=3,
-    name="skip",
-    written=WRITTEN,
-    statement="Without the skip connection every layer smooths (proved in the paper for one head).",
-    protocol="The same layers with the skip taken out of the operator, at the attention of two inputs: for one head a "
-    "theorem that is only checked; several heads can leave it where their maps cancel in what tokens share. Layers with "
-    "shared weights count once. And forward passes of the real models with the skips around attention, or around both "
-    "sub-blocks, taken out: last cosine on four inputs.",
-    unit="a layer",
-    confirmed_if="every layer smooths; as examples prove nothing, the verdict is then «theorem, checked»",
-    refuted_if="a layer sharpens or stays neutral at measured attention, which with one head none can",
-    does_not_show="how a model behaves that was trained without skips: taking them out leaves one that nobody trained.",
-    cost=COST,
+    **protocol("skip"),
     commands=COMMANDS,
     observe=without_skip,
     decide=judge_skip,
@@ -569,19 +530,7 @@ def norm_signs_table(observed: Observations) -> list[Row]:
 
 
 NORM_SIGNS = Claim(
-    number=4,
-    name="norm-signs",
-    written=WRITTEN,
-    statement="The sign of the normalization weights can change whether a layer smooths.",
-    protocol="Pre-norm layers of models that nobody constrained: share of negative weights in the norm before attention, "
-    "and the exponent with those turned positive, both at the attention of the same two inputs. Beside it, sharpened "
-    "models trained with and without positive norms.",
-    unit="a layer with negative norm weights",
-    confirmed_if="the regime of such a layer changes from one that was told to another",
-    refuted_if="none of 29 or more such layers moves its exponent by more than 0.01",
-    does_not_show="how often it happens elsewhere. Layers whose norm follows the sum are left out: there it changes no "
-    "modulus.",
-    cost=COST,
+    **protocol("norm-signs"),
     commands=COMMANDS,
     observe=sign_of_norms,
     decide=judge_norm_signs,

@@ -12,7 +12,6 @@ from statistics import mean
 
 from oversmooth.claims.claim import (
     LEVEL,
-    WRITTEN,
     Claim,
     Compare,
     Compared,
@@ -25,6 +24,7 @@ from oversmooth.claims.claim import (
     first_clear,
     is_equivalent,
     one_of,
+    protocol,
 )
 from oversmooth.claims.context import OURS, ClaimContext, Row, Trained
 from oversmooth.claims.experiments import DEEP, DIGITS, EARLY_EPOCH, MINI_BERT, TENTH, TUNING, Experiment, runs_of
@@ -128,9 +128,8 @@ def _effects(compared: Sequence[Compared]) -> str:
 
 def _pairs(compared: Sequence[Compared]) -> str:
     """Effects that share a metric and a setting, by what is compared alone."""
-    return ", ".join(
-        f"{each.compare.of} minus {each.compare.against} {each.effect}" for each in compared if each.effect
-    )
+    found = [(each.compare, each.effect) for each in compared if each.effect]
+    return ", ".join(f"{compare.of} minus {compare.against} {effect}" for compare, effect in found)
 
 
 def _is_equal_to_vanilla(primary: Sequence[Compared]) -> bool:
@@ -202,20 +201,7 @@ def _of_runs(what: Callable[[list[float]], float], rows: Sequence[Row], name: st
 
 
 PARAMETRIZATION = Claim(
-    number=5,
-    name="parametrization",
-    written=WRITTEN,
-    statement="H = V diag(lambda) V^-1 with lambda in [-1, 0] sharpens and with lambda in [0, 1] smooths.",
-    protocol="What attention itself does to log(HFC/LFC), summed over layers, in models trained from scratch on digits "
-    "(12 layers) and text (mini-bert): its sign in sharpened and in smoothed models, and against the same form with free "
-    "signs. The cosine after the last layer, layers that smooth and the form at measured scale are listed beside it.",
-    unit="a seed, on digits with its own test fold",
-    confirmed_if="in both fields attention sharpens in sharpened models and smooths in smoothed ones, and sharpen lies "
-    "above free and smooth below: all of it, the largest p counts",
-    refuted_if="in one of them it does the opposite: the smallest p of the four signs, times four",
-    does_not_show="what feed-forward blocks do to the same features, nor that features end sharper. Learning rates are "
-    "those that scores prefer, and differ between variants.",
-    cost={"cpu": "about 30 minutes", "full": "the runs of claims 6 and 7"},
+    **protocol("parametrization"),
     commands=_recipes(("cifar100", "pile-bert-steps"), FORMS),
     observe=lambda materials: {"runs": training_numbers(materials, ATTENTION_RUNS)},
     decide=judge_parametrization,
@@ -302,27 +288,7 @@ CONTROL_COMPARISONS = tuple(
 ) + compares(DIGITS.name, "early_accuracy", ACCURACY, *BOTH, is_primary=False, note=EARLY_SPEED)
 
 VISION = Claim(
-    number=6,
-    name="vision",
-    written=WRITTEN,
-    statement="Models that are made to smooth or sharpen generalise at least as well as vanilla in image "
-    "classification, and better in one of the two; also with fewer data, corrupted images and more layers.",
-    protocol="Test accuracy on digits, five folds so that every image is tested once: 6 layers and 25 epochs, a tenth of "
-    "the data, 12 layers; and 60 images of every fold under 75 corruptions. Learning rate of every variant chosen on "
-    "validation images among the training images of one fold, for 6 and for 12 layers; a tenth of the data takes that of "
-    "6 layers. Against vanilla, and against the same form with free signs, so that a gain is the sign's.",
-    unit="a fold with its own seed",
-    confirmed_if="in every condition one of the two is better than vanilla and than the free form, and the other not "
-    "worse than vanilla by the margin: all of it, the largest p counts (twice in each condition, for the choice of one)",
-    refuted_if="in one condition both are worse than vanilla: the smallest p of the four conditions, times four",
-    equal_if="in every condition both differ from vanilla by clearly less than it",
-    does_not_show="anything about large images or large models: digits are 8 x 8 pixels. Rates are chosen on some of the "
-    "images that are tested, for all variants alike. On digits vanilla is near the ceiling: at the spread that was seen, "
-    "not even a model without errors would have been clearly better, so the claim could not have been confirmed.",
-    cost={
-        "cpu": "about an hour",
-        "full": "weeks on one GPU; projected in benchmarks/results/train_throughput.json",
-    },
+    **protocol("vision"),
     commands=(
         *_recipes(("cifar100", "imagenet-deit-ti", "imagenet-deit-s"), FORMS),
         *_recipes(("cifar100",), FORMS, " --fraction 0.1"),
@@ -362,20 +328,7 @@ def judge_language(observed: Observations, compared: Sequence[Compared], tests: 
 
 
 LANGUAGE = Claim(
-    number=7,
-    name="language",
-    written=WRITTEN,
-    statement="In language, forcing a model to smooth or to sharpen does not help: loss and scores are worse.",
-    protocol="Masked-token loss of mini-bert after 150, 300 and 600 steps against vanilla and the free form; the largest "
-    "budget decides, the others show the trend. Learning rate of every variant chosen at the largest budget on text that "
-    "is neither trained on then nor what the losses are of.",
-    unit="a seed",
-    confirmed_if="at the largest budget both losses are higher than vanilla's: the larger p counts",
-    refuted_if="one of them is lower than vanilla's and than the free form's: twice the smaller p",
-    equal_if="both differ from vanilla's by clearly less than it",
-    does_not_show="what happens at convergence, in large models, or in fine-tuning: SuperGLUE on small encoders has a "
-    "table of its own.",
-    cost={"cpu": "about 30 minutes", "full": "12 x 24 hours on one RTX 4090, and fine-tuning"},
+    **protocol("language"),
     commands=(
         *_recipes(("pile-bert",), FORMS),
         *(
@@ -438,17 +391,7 @@ def judge_baselines(observed: Observations, compared: Sequence[Compared], tests:
 
 
 AGAINST_BASELINES = Claim(
-    number=8,
-    name="baselines",
-    written=WRITTEN,
-    statement="The parametrization compares well with AttnScale and FeatScale.",
-    protocol="Test accuracy on digits (five folds) of sharpen or smooth, whichever validation images prefer, against "
-    "both baselines; everybody at the learning rate that its own validation chose.",
-    unit="a fold with its own seed",
-    confirmed_if="it is not worse than either of them by the margin: the larger p counts",
-    refuted_if="one of them is better (twice the smaller p), unless it is also confirmed: better by less than the margin",
-    does_not_show="how other baselines compare.",
-    cost={"cpu": "about 15 minutes", "full": "six runs of cifar100 beside those of claim 6"},
+    **protocol("baselines"),
     commands=_recipes(("cifar100",), (*OURS, *BASELINES)),
     observe=observe_baselines,
     decide=judge_baselines,

@@ -50,22 +50,21 @@ class RuleHooks:
 
     def _refuse(self, stack: Stack, weights: AttentionWeights) -> None:
         """Raises where the rule has no exact place; nothing has been touched yet."""
-        advice = f"Choose other layers, or another stack; osm.apply(model, {self.name!r}, stack=...)."
+        rule, reason = self.rule, ""
         if hasattr(self.attention, f"{RULE_PREFIX}{self.name}"):
             raise CannotControl(self.name, self.words, "it is already applied", "Remove it first with osm.unapply.")
         if self._overrides(*without_exact_place(weights)):
-            raise CannotControl(self.name, self.words, f"{weights.beyond_plain}, so that it has no exact place", advice)
-        if isinstance(self.rule, UsesFirstValues | LayerNormScaling) and stack.arch.shared_layers:
+            reason = f"{weights.beyond_plain}, so that it has no exact place"
+        elif isinstance(rule, UsesFirstValues | LayerNormScaling) and stack.arch.shared_layers:
             reason = "one set of weights runs at several depths, so that one of them cannot be told from the others"
-            raise CannotControl(self.name, self.words, reason, advice)
-        if isinstance(self.rule, LayerNormScaling) and not self._norms_before():
+        elif isinstance(rule, LayerNormScaling) and not self._norms_before():
             reason = "no norm stands before a branch of it"
-            raise CannotControl(self.name, self.words, reason, advice)
-        if isinstance(self.rule, BranchScale) and "cross_norm" in self.norms:
+        elif isinstance(rule, BranchScale) and "cross_norm" in self.norms:
             reason = "the branch of its cross-attention has no declared place"
-            raise CannotControl(self.name, self.words, reason, advice)
-        if isinstance(self.rule, ContraNorm) and self.block is None:
+        elif isinstance(rule, ContraNorm) and self.block is None:
             reason = "a bare attention module has no residual sum of its own"
+        if reason:
+            advice = f"Choose other layers, or another stack; osm.apply(model, {self.name!r}, stack=...)."
             raise CannotControl(self.name, self.words, reason, advice)
 
     def attach(self) -> None:
@@ -106,9 +105,8 @@ class RuleHooks:
         interception = self.running.pop()
         interception.__exit__(None, None, None)
         if interception.calls != 1 and output is not None:  # None: an error is on its way already
-            reason = (
-                f"its {type(module).__name__} makes {interception.calls} calls of fused attention or softmax, not one"
-            )
+            calls = f"{interception.calls} calls of fused attention or softmax, not one"
+            reason = f"its {type(module).__name__} makes {calls}"
             advice = "Load the model with attn_implementation='sdpa' or 'eager'."
             raise CannotControl(self.name, self.words, reason, advice)
 

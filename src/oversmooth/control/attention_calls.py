@@ -147,6 +147,8 @@ class Rule(nn.Module):
     title: ClassVar[str]
     options: ClassVar[tuple[str, ...]] = ()
     """What can be set."""
+    passing: ClassVar[tuple[str, ...]] = ()
+    """Attributes that hold something of the pass that is running, which copies of the rule do not get."""
 
     def __init__(self, facts: LayerFacts):
         super().__init__()
@@ -157,6 +159,16 @@ class Rule(nn.Module):
         for name in STEPS if not is_ours(cls) else ():
             if name in vars(cls):
                 setattr(cls, name, _named(cls.__name__, vars(cls)[name]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, **dict.fromkeys(self.passing)}
+
+    def taken(self, name: str) -> Any:
+        """What the pass left in one of these attributes, which is empty afterwards."""
+        value = getattr(self, name)
+        setattr(self, name, None)
+        assert value is not None, f"an earlier step of the pass sets {name}"
+        return value
 
     @classmethod
     def refusal(cls, facts: LayerFacts) -> str | None:

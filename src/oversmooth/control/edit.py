@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from oversmooth.control.constrain import layer_control
@@ -64,10 +63,12 @@ def mixed_weights(old: AttentionWeights, new: AttentionWeights, strength: float)
     Eckart and Young nothing of that rank is nearer, in the sum over heads of squared Frobenius norms, where heads that
     read the same values are taken together.
     """
+    group = old.n_heads // old.n_kv
     value, output = [], []
     for w_v, w_o, share in ((old.w_v, old.w_o, 1 - strength), (new.w_v, new.w_o, strength)):
         value.append(w_v.double())
-        output.append(share * _by_value_head(w_o.double(), old.n_kv))
+        # The output weights of all heads that read one value head, below each other.
+        output.append(share * w_o.double().unflatten(1, (old.n_kv, group)).permute(1, 2, 0, 3).flatten(1, 2))
     left = torch.linalg.qr(torch.cat(output, 2))
     right = torch.linalg.qr(torch.cat(value, 1).mT)
     core = torch.linalg.svd(left.R @ right.R.mT, full_matrices=False)
@@ -75,21 +76,8 @@ def mixed_weights(old: AttentionWeights, new: AttentionWeights, strength: float)
     half = core.S[:, kept].sqrt()
     columns = (left.Q @ core.U[..., kept]) * half[:, None]
     rows = half[..., None] * (core.Vh[:, kept] @ right.Q.mT)
-    return replace(old, w_v=_filled(rows, old.w_v), w_o=_by_head(_filled(columns, output[0]), old))
-
-
-def _by_value_head(
-    w_o: Float[Tensor, "d_model head d_head"], n_kv: int
-) -> Float[Tensor, "kv group_times_d_model d_head"]:
-    """The output weights of all heads that read one value head, below each other."""
-    return w_o.unflatten(1, (n_kv, -1)).permute(1, 2, 0, 3).flatten(1, 2)
-
-
-def _by_head(
-    columns: Float[Tensor, "kv group_times_d_model d_head"], like: AttentionWeights
-) -> Float[Tensor, "d_model head d_head"]:
-    group = like.n_heads // like.n_kv
-    return columns.unflatten(1, (group, like.d_model)).permute(2, 0, 1, 3).flatten(1, 2).to(like.w_o.dtype)
+    by_head = _filled(columns, output[0]).unflatten(1, (group, old.d_model)).permute(2, 0, 1, 3).flatten(1, 2)
+    return replace(old, w_v=_filled(rows, old.w_v), w_o=by_head.to(old.w_o.dtype))
 
 
 def _filled(found: Tensor, like: Tensor) -> Tensor:
@@ -132,17 +120,14 @@ def local_checkpoint(given: str | Path | nn.Module | OpenedModel, verb: str = "e
     if isinstance(given, nn.Module):
         advice = "Save it first and point at the folder, or change it in place: osm.constrain(model)."
         raise CannotControl(verb, f"a live {type(given).__name__}", "it copies files of a checkpoint", advice)
-    target = str(given)
-    path = local_path(target)
-    if path is not None and (path / ADAPTER_CONFIG).is_file():
-        advice = "Merge it into its base model with peft (merge_and_unload), save that, and point at the result."
-        raise CannotControl(verb, target, "it is an adapter, which holds changes of weights and no weights", advice)
-    if path is not None and path.is_dir():
-        return Checkpoint(str(path), path)
-    if path is not None and path.is_file():
-        if path.suffix == ".gguf":
+    target, path = str(given), local_path(str(given))
+    if path is not None and (path.is_dir() or path.is_file()):
+        if (path / ADAPTER_CONFIG).is_file():
+            advice = "Merge it into its base model with peft (merge_and_unload), save that, and point at the result."
+            raise CannotControl(verb, target, "it is an adapter, which holds changes of weights and no weights", advice)
+        if path.is_file() and path.suffix == ".gguf":
             raise CannotControl(verb, target, *PACKED_BLOCKS)
-        return Checkpoint(str(path), path.parent)
+        return Checkpoint(str(path), path if path.is_dir() else path.parent)
     cached = cached_hub_folder(target) if HUB_ID.fullmatch(target) else None
     if cached is not None:
         return Checkpoint(str(cached.path), cached.path)
@@ -153,8 +138,10 @@ def local_checkpoint(given: str | Path | nn.Module | OpenedModel, verb: str = "e
 class EditableCopy:
     """A copy of a checkpoint whose tensors can be overwritten, one after another, each by one of its own size."""
 
-    def __init__(self, folder: Path, where: Mapping[str, str]):
+    def __init__(self, folder: Path, where: Mapping[str, str], left_out: tuple[str, ...]):
         self._folder, self._where = folder, dict(where)
+        self.left_out = left_out
+        """Links that lead out of the folder or nowhere, and were not copied."""
         self.changed: set[str] = set()
         """Tensors that have been overwritten."""
 
@@ -174,16 +161,7 @@ class EditableCopy:
             self.changed.add(name)
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """What of a checkpoint was copied."""
-
-    copy: EditableCopy
-    left_out: tuple[str, ...]
-    """Links that lead out of the folder or nowhere."""
-
-
-def copy_checkpoint(checkpoint: Checkpoint, store: TensorStore, to: Path, done: str) -> Copied:
+def copy_checkpoint(checkpoint: Checkpoint, store: TensorStore, to: Path, done: str) -> EditableCopy:
     """Copies weights, configs, tokenizers and whatever else is small and no weights, subfolders included.
 
     `done` says in a line what is going to be done to the copy; it goes into the metadata of its files.
@@ -207,7 +185,7 @@ def copy_checkpoint(checkpoint: Checkpoint, store: TensorStore, to: Path, done: 
             break
     for file in renamed.values():
         (to / file).chmod(0o644)  # a checkpoint that is read-only is still one whose copy can be edited
-    return Copied(EditableCopy(to, renamed), left_out)
+    return EditableCopy(to, renamed, left_out)
 
 
 def _copy_with_metadata(file: Path, to: Path, done: str) -> None:
@@ -412,14 +390,14 @@ def edit(
             old = each.stack.weights(each.position, log.read)
             _require_finite(each, old, "it holds NaN or infinity", "Start from a complete checkpoint.")
             tensors = changed_tensors(each, old, changed_weights(old, change), log.read, change)
-            copied.copy.overwrite(tensors)
-            written = each.stack.weights(each.position, copied.copy.read)  # what is stated is what the file holds
+            copied.overwrite(tensors)
+            written = each.stack.weights(each.position, copied.read)  # what is stated is what the file holds
             too_large = f"the new weights are too large for {str(old.w_o.dtype).removeprefix('torch.')}"
             _require_finite(each, written, too_large, "Choose a smaller change, or convert it to float32 first.")
             done.append(layer_control(each, old, written, _signs_changed(old, written)))
             guarded(progress)(len(done), len(chosen))
-        edited = ChangedStore(source.store, copied.copy.changed, copied.copy.read)
-        reference = original_changed(source, partial(_changed_live, chosen, copied.copy.read, change), edited)
+        edited = ChangedStore(source.store, copied.changed, copied.read)
+        reference = original_changed(source, partial(_changed_live, chosen, copied.read, change), edited)
         result = Control(
             provenance=provenance_of(source, stacks, log, compute_dtype="float64"),
             change=change.words,

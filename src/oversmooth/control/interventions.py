@@ -10,7 +10,6 @@ dropout inside fused attention, A stands for what dropout left of it.
 """
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  (torch's own name for it)
@@ -67,17 +66,6 @@ def partners(x: Tensor, axis: int) -> Tensor:
 def gate(mixed: Tensor, opening: Tensor | float) -> Tensor:
     """Gate after attention, `g A`; one number g multiplies every eigenvalue, the first one too."""
     return opening * mixed
-
-
-def value_residual(own: Tensor, first: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Value residual, `a V_l + b V_1`: a source term from the first layer."""
-    return a * own + b * first
-
-
-def exclusive(mixed: Tensor, own: Tensor) -> Tensor:
-    """Exclusive self-attention, `y - (y . v) v / |v|^2`: orthogonal to the token's own value; a zero v takes nothing off."""
-    direction = torch.nn.functional.normalize(own, dim=-1, eps=torch.finfo(own.dtype).tiny)
-    return mixed - (mixed * direction).sum(-1, keepdim=True) * direction
 
 
 def layernorm_scaling(normed: Tensor, number: int | float) -> Tensor:
@@ -194,6 +182,8 @@ class TempScale(Rule):
 class KeepsAttentionInput(Rule):
     """Remembers what this layer's attention has just seen, for a step that comes after it."""
 
+    passing = ("visible",)
+
     def __init__(self, facts: LayerFacts):
         super().__init__(facts)
         self.visible: Visible | None = None
@@ -202,13 +192,9 @@ class KeepsAttentionInput(Rule):
         self.visible = visible
 
     def just_seen(self) -> Visible:
-        visible, self.visible = self.visible, None
-        assert visible is not None, "attention runs before its output is changed"
+        visible: Visible = self.taken("visible")
         require_whole_sequences(self.title, visible)
         return visible.of_tokens()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "visible": None}  # what belongs to one pass is nothing to copy
 
 
 class FeatScale(KeepsAttentionInput):
@@ -323,10 +309,8 @@ class UsesFirstValues(Rule):
         """The first layer's values, in place of which nothing stale may stand."""
         found = self.first.v
         if found is None or found.shape != v.shape:
-            reason = "the first layer of its stack has not run on this input"
-            raise CannotControl(
-                self.title, "this forward pass", reason, "Run the whole model, layer by layer in order."
-            )
+            reason, advice = "the first layer of its stack has not run on this input", "Run all layers in order."
+            raise CannotControl(self.title, "this forward pass", reason, advice)
         if torch.is_grad_enabled() and v.requires_grad and not found.requires_grad:
             reason = "the values of the first layer have lost their gradient (reentrant checkpointing)"
             raise CannotControl(self.title, "this forward pass", reason, "Checkpoint with use_reentrant=False.")
@@ -352,11 +336,13 @@ class ValueResidual(UsesFirstValues):
         if self.is_first:
             self.first.v = v
             return v
-        return value_residual(v, self.remembered(v), self.own_weight.to(v), self.first_weight.to(v))
+        return self.own_weight.to(v) * v + self.first_weight.to(v) * self.remembered(v)
 
 
 class OwnValues(Rule):
     """Remembers each token's own values, for when they have been mixed."""
+
+    passing = ("own",)
 
     def __init__(self, facts: LayerFacts):
         super().__init__(facts)
@@ -366,24 +352,18 @@ class OwnValues(Rule):
         self.own = v
         return v
 
-    def own_per_head(self, o: Float[Tensor, "batch token head d_head"]) -> Float[Tensor, "batch token head d_head"]:
-        """The value of each token in the head that read it."""
-        return self._per_head(self._taken(o), o)
-
-    def _taken(self, o: Tensor) -> Tensor:
-        own, self.own = self.own, None
-        assert own is not None, "values are computed before they are mixed"
+    def own_of(self, o: Float[Tensor, "batch token head d_head"]) -> Float[Tensor, "batch token kv d_head"]:
+        """The value of each token that attention has mixed into `o`."""
+        own: Tensor = self.taken("own")
         if own.shape[:2] != o.shape[:2]:
             reason = f"values are {tuple(own.shape)} and outputs {tuple(o.shape)}"
             raise CannotControl(self.title, "this forward pass", reason, "Run whole sequences with use_cache=False.")
         return own
 
     @staticmethod
-    def _per_head(v: Tensor, o: Tensor) -> Tensor:
+    def per_head(v: Tensor, o: Tensor) -> Tensor:
+        """Values once for every query head that reads them."""
         return v.repeat_interleave(o.shape[2] // v.shape[2], 2)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "own": None}  # what belongs to one pass is nothing to copy
 
 
 class NeuTRENO(UsesFirstValues, OwnValues):
@@ -405,8 +385,8 @@ class NeuTRENO(UsesFirstValues, OwnValues):
     def mixed(self, o: Tensor) -> Tensor:
         if self.is_first:
             return o
-        own = self._taken(o)
-        return o + self._per_head(self.strength * (self.remembered(own) - own), o)
+        own = self.own_of(o)
+        return o + self.per_head(self.strength * (self.remembered(own) - own), o)
 
 
 class Exclusive(OwnValues):
@@ -418,7 +398,9 @@ class Exclusive(OwnValues):
     title = "Exclusive self-attention"
 
     def mixed(self, o: Tensor) -> Tensor:
-        return exclusive(o, self.own_per_head(o))
+        own = self.per_head(self.own_of(o), o)
+        direction = F.normalize(own, dim=-1, eps=torch.finfo(own.dtype).tiny)  # a zero v takes nothing off
+        return o - (o * direction).sum(-1, keepdim=True) * direction
 
 
 class Differential(Rule):
@@ -453,6 +435,7 @@ class Gate(Rule):
 
     title = "Gate after attention"
     options = ("bias",)
+    passing = ("opening",)
 
     def __init__(self, facts: LayerFacts, bias: float = 10.0):
         super().__init__(facts)
@@ -464,12 +447,7 @@ class Gate(Rule):
         self.opening = nn.functional.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)).sigmoid()
 
     def mixed(self, o: Tensor) -> Tensor:
-        opening, self.opening = self.opening, None
-        assert opening is not None, "attention reads its input before it mixes"
-        return gate(o, opening[..., None])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "opening": None}  # what belongs to one pass is nothing to copy
+        return gate(o, self.taken("opening")[..., None])
 
 
 # --- the published interventions by name; each is one class, beside those that change the same thing ---

@@ -44,12 +44,12 @@ def load_hub_rows(where: str, expected: str, name: str, *more: str, **options: A
     near = near_names(Path(where)) if Path(where).parent.is_dir() else ""
     answer = _answer(name)
     if answer == "no":
-        raise UnreadableData(where, expected, f"nothing of that name, neither here nor on the hub{near}")
+        raise UnreadableData(where, expected, f"no such name here or on the hub{near}")
     try:
         with _offline(answer == "none"):
             return load_rows(where, expected, name, *more, **options)
     except UnreadableData as error:
-        unreachable = "nothing of that name here, and the hub cannot be reached"
+        unreachable = "no such name here, and the hub cannot be reached"
         raise UnreadableData(where, expected, (unreachable if answer == "none" else error.found) + near) from error
 
 
@@ -336,13 +336,7 @@ def lines(text: str) -> list[str]:
 
 def paragraphs(text: str) -> list[str]:
     """What stands between blank lines; a line of nothing but white space is blank."""
-    found: list[list[str]] = [[]]
-    for line in text.split("\n"):
-        if line.strip():
-            found[-1].append(line)
-        elif found[-1]:
-            found.append([])
-    return ["\n".join(part).strip() for part in found if part]
+    return [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
 
 
 def _read_text(path: Path) -> str:

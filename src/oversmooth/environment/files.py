@@ -149,8 +149,7 @@ def _replaceable(path: Path) -> Path:
         place = path.resolve() if path.is_symlink() else path
         is_folder, has_parent = place.is_dir(), place.absolute().parent.is_dir()
     except (OSError, ValueError, RuntimeError) as error:  # too long a name, a null byte, a circle of links
-        reason = reason_of(error) if isinstance(error, OSError) else str(error)
-        raise NotWritable(_short(path), reason) from error
+        raise NotWritable(_short(path), reason_of(error)) from error
     if is_folder:
         raise NotWritable(str(path), "it is a folder")
     if not has_parent:
@@ -220,7 +219,7 @@ def require_free(folder: Path) -> None:
     try:
         reason = _not_free(folder)
     except (OSError, ValueError) as error:
-        reason = reason_of(error) if isinstance(error, OSError) else str(error)
+        reason = reason_of(error)
     if reason is not None:
         raise NotWritable(_short(folder), reason, "Give a new folder.")
 
@@ -243,9 +242,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        reason = reason_of(error) if isinstance(error, OSError) else str(error)
-        if isinstance(error, FileExistsError):
-            reason = "it is a file"
+        reason = "it is a file" if isinstance(error, FileExistsError) else reason_of(error)
         raise NotWritable(_short(folder), reason, "Give a folder that you may write to.") from error
 
 
@@ -262,17 +259,20 @@ def folder_whole(folder: Path) -> Iterator[Path]:
             if place.is_dir():
                 place.rmdir()  # empty, as was checked
             os.replace(partial, place)
-        except OSError as error:
-            raise _not_writable(folder, reason_of(error)) from error
         except Exception as error:
             reason = _input_or_output(error)
             if reason is None:
                 raise
-            raise _not_writable(folder, reason) from error
+            if reason == os.strerror(errno.ENOSPC):
+                advice = "Free some space, or give a folder on another disk."
+                raise NotWritable(str(folder), reason, advice) from error
+            raise NotWritable(str(folder), reason) from error
 
 
 def _input_or_output(error: Exception) -> str | None:
     """What the operating system said to a library that wrote, in words; `None` where the error is about something else."""
+    if isinstance(error, OSError):
+        return reason_of(error)
     found = re.search(r"I/O error: (?P<reason>.+?)(?: \(os error \d+\))?$", str(error))  # safetensors
     if type(error).__name__ == "SafetensorError" and found:
         return found["reason"]
@@ -281,12 +281,6 @@ def _input_or_output(error: Exception) -> str | None:
     ):
         return os.strerror(errno.ENOSPC)  # torch does not say why; its writer fails for this reason
     return None
-
-
-def _not_writable(folder: Path, reason: str) -> NotWritable:
-    if reason == os.strerror(errno.ENOSPC):
-        return NotWritable(str(folder), reason, "Free some space, or give a folder on another disk.")
-    return NotWritable(str(folder), reason)
 
 
 # --- one process per folder: who writes there says so in a file and holds a lock on it until the process ---
@@ -320,7 +314,7 @@ def _locked(path: Path) -> IO[str]:
         try:
             file = path.open("a+", encoding="utf-8")
         except OSError as error:
-            raise NotWritable(str(path), error.strerror or str(error)) from error
+            raise NotWritable(str(path), reason_of(error)) from error
         try:
             _lock(file)
             if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):

@@ -178,7 +178,7 @@ def head_theorems(operator: LayerOperator) -> list[HeadTheorem]:
         values = torch.cat([values, values.new_zeros(path.n_heads, 1)], 1)
     varying = varying_eigenvalues(operator)
     return [
-        _theorem(operator.skip, values[head], varying[head], operator.row_sums[head].item())
+        _theorem(operator.skip, values[head], varying[head], operator.facts.row_sums[head].item())
         for head in range(path.n_heads)
     ]
 
@@ -200,10 +200,10 @@ def _theorem(
 
 def varying_eigenvalues(operator: LayerOperator) -> Complex[Tensor, "head varying"]:
     """The eigenvalues of every `A_h` except the one of the all-ones vector: n - 1 per head."""
-    if operator.is_causal:
-        return operator.diagonals[1:].T.cpu().to(torch.complex128)
+    if operator.facts.is_causal:
+        return operator.facts.diagonals[1:].T.cpu().to(torch.complex128)
     found = torch.linalg.eigvals(operator.attention.cpu()).to(torch.complex128)
-    sums = operator.row_sums.cpu().double()
+    sums = operator.facts.row_sums.cpu().double()
     trivial = (found - sums[:, None]).abs().argmin(1)
     keep = torch.ones(found.shape, dtype=torch.bool)
     keep[torch.arange(len(found)), trivial] = False

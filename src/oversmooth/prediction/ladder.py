@@ -55,7 +55,7 @@ def leaked(
 ) -> Float[Tensor, "token d_model"]:
     """The part of `T(1 w^T)` that differs between tokens; `path` is that of the operator without its mean gains."""
     values = (path.value_rows @ w / operator.scale).unflatten(0, (path.n_kv, path.d_head))
-    by_head = values.repeat_interleave(path.n_heads // path.n_kv, 0) * operator.row_sums[:, None]
+    by_head = values.repeat_interleave(path.n_heads // path.n_kv, 0) * operator.facts.row_sums[:, None]
     written = (gains - gains.mean(0)) * by_head
     return written.flatten(1) @ path.output_rows
 
@@ -108,7 +108,7 @@ def climb(
     shared = operator.shared(mean)
     moved = layer.skip * varying + operator.branch(varying)
     linear = moved + shared
-    affine = linear + layer.bias(operator.row_sums, exact, gains)
+    affine = linear + layer.bias(operator.facts.row_sums, exact, gains)
     steps = [x, linear, affine, layer.skip * x + exact.output]
     if exact.gains is not None:
         steps.insert(3, layer.skip * x + layer.at_mean_gains(exact, gains))
@@ -131,11 +131,11 @@ def typical(operator: LayerOperator) -> float | None:
     path, skip, factor = operator.path, operator.skip, 1.0 / operator.scale
     assert path.after_weight is None, "the ladder ends before a norm after the sum"
     n, d = operator.tokens, path.d_model
-    traces = operator.diagonals.sum(0) - operator.row_sums
+    traces = operator.facts.diagonals.sum(0) - operator.facts.row_sums
     linear = (traces * path.head_traces).sum().item()
     square = (operator.facts.varying_gram * path.head_gram).sum().item()
     ac = skip**2 + (2 * skip * factor * linear + factor**2 * square) / ((n - 1) * d)
-    sums = operator.row_sums
+    sums = operator.facts.row_sums
     linear, square = (sums * path.head_traces).sum().item(), (sums @ path.head_gram @ sums).item()
     dc = skip**2 + (2 * skip * factor * linear + factor**2 * square) / d
     return (math.log(ac) - math.log(dc)) / 2 if ac > 0 and dc > 0 else None
@@ -145,9 +145,8 @@ def log_ratios(x: Float[Tensor, "place token d_model"]) -> list[float | None]:
     """`r = log(HFC/LFC)` of the same tokens at several places."""
     keep = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     found = log_hfc_lfc.on(Moments.of(x, keep))
-    return [
-        value if defined else None for value, defined in zip(found.values.tolist(), found.defined.tolist(), strict=True)
-    ]
+    pairs = zip(found.values.tolist(), found.defined.tolist(), strict=True)
+    return [value if is_defined else None for value, is_defined in pairs]
 
 
 def _log_of(ratio: Float[Tensor, ""]) -> float | None:
@@ -297,7 +296,7 @@ def sample_layer(
     short = attention.shape[-1] <= TOKENS_UP_TO
     sample = LayerSample(
         tokens=attention.shape[-1],
-        is_causal=ladder.operator.is_causal,
+        is_causal=ladder.operator.facts.is_causal,
         rungs=(acting.exponent if acting else None, *ladder.rungs),
         measured=None if before is None or behind is None else behind - before,
         leak=ladder.leak,
@@ -352,15 +351,14 @@ class _Solver:
         cls, layer: AttentionLayer, ladder: Ladder, changes: Sequence[WhatIfLayer], *, solve_changes: bool
     ) -> "_Solver":
         acting = ladder.operator
-        is_long = acting.tokens >= MANY_TOKENS and not acting.is_causal
+        is_long = acting.tokens >= MANY_TOKENS and not acting.facts.is_causal
         space = TokenSpace(acting.attention) if is_long else None
         plain = changes if layer.weights.beyond_plain is None else ()  # gains and latent scales change with the layer
         operators = {item.change: item.change.operator(layer, acting) for item in plain}
         apart = {change: found for change, found in operators.items() if found is not None and found is not acting}
         first, *rest = asymptotics_each([acting, *apart.values()], space)
-        shifted = dict(zip(apart, rest, strict=True)) | {
-            change: first for change, found in operators.items() if found is acting
-        }
+        shifted = dict(zip(apart, rest, strict=True))
+        shifted |= {change: first for change, found in operators.items() if found is acting}
         return cls(operator=acting, acting=first, shifted=shifted, space=space, solve_changes=solve_changes)
 
     def solve(self, operator: LayerOperator) -> Asymptotics:

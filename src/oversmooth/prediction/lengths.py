@@ -121,9 +121,8 @@ def _curves(
     predicted: Sequence[Prediction],
 ) -> LengthCurves:
     last = measured[-1]
-    data = loaded.facts(
-        sha256=last.data.sha256, sequences=last.data.sequences, tokens=last.data.tokens, skipped=last.data.skipped
-    )
+    seen = {name: getattr(last.data, name) for name in ("sha256", "sequences", "tokens", "skipped")}
+    data = loaded.facts(**seen)
     found = LengthCurves(
         provenance=last.provenance,
         data=data,
@@ -179,8 +178,6 @@ def _verdict(curves: LengthCurves) -> str:
     error = math.hypot(first.standard_error or 0.0, last.standard_error or 0.0)
     word = "smoother" if last.mean > first.mean else "sharper"
     is_clear = abs(last.mean - first.mean) > 2 * error and curves.texts > 1
-    lead = (
-        f"the same {curves.texts} texts end {word} where they are longer" if is_clear else "no clear change with length"
-    )
+    lead = f"The same {curves.texts} texts end {word} where they are longer"
     at = f"mean cosine {first.mean:.3f} at {first.length} tokens, {last.mean:.3f} at {last.length}"
-    return f"{lead[:1].upper()}{lead[1:]}: {at}."
+    return f"{lead if is_clear else 'No clear change with length'}: {at}."

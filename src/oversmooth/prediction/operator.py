@@ -10,8 +10,7 @@ is the norm after the sum in post-norm blocks, without its common scale, which d
 computes it from the attention maps, which the ladder of explanation ends in.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -162,10 +161,12 @@ class AttentionFacts:
 
     @cached_property
     def row_sums(self) -> Float[Tensor, " head"]:
+        """What the rows of each head's attention sum to: one for softmax."""
         return self.attention.sum(-1).mean(-1)
 
     @cached_property
     def is_causal(self) -> bool:
+        """Whether no token sees a later one."""
         if self.attention.shape[-1] < 2 or bool(self.attention[:, 0, 1:].any()):  # the first token decides at once
             return False
         return not bool(torch.triu(self.attention, diagonal=1).any())
@@ -202,20 +203,6 @@ class LayerOperator:
         is_same = self.known is not None and self.known.attention is self.attention
         return self.known if is_same and self.known is not None else AttentionFacts(self.attention)
 
-    @property
-    def row_sums(self) -> Float[Tensor, " head"]:
-        """What the rows of each head's attention sum to: one for softmax."""
-        return self.facts.row_sums
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether no token sees a later one."""
-        return self.facts.is_causal
-
-    @property
-    def diagonals(self) -> Float[Tensor, "token head"]:
-        return self.facts.diagonals
-
     def branch(self, x: Float[Tensor, "... token d_model"]) -> Float[Tensor, "... token d_model"]:
         """`sum_h A_h X H_h / scale`."""
         return self.mixed(x @ self.path.value_rows.T) @ self.path.output_rows / self.scale
@@ -242,7 +229,7 @@ class LayerOperator:
     @cached_property
     def shared_map(self) -> ValueMap:
         """H, with the heads weighted by what the rows of their attention sum to, at unit scale."""
-        return self.path.dc_map(self.row_sums)
+        return self.path.dc_map(self.facts.row_sums)
 
     def centred(self, x: Float[Tensor, "... token d_model"]) -> Float[Tensor, "... token d_model"]:
         """`P T(X)`, on centred X: the block of T that maps AC to AC."""
@@ -292,14 +279,9 @@ class ExactBranch:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class AttentionLayer:
-    """The attention sub-block of one layer, ready for any sequence."""
+class AttentionLayer(ValueChain):
+    """The attention sub-block of one layer, ready for any sequence; its value path as the model runs it, and more."""
 
-    weights: AttentionWeights
-    epsilon: Mapping[str, float] = field(default_factory=dict)
-    """What each norm adds under its square root, by role."""
-    dtype: torch.dtype = torch.float32
-    has_biases: bool = True
     skip: float = 1.0
 
     @cached_property
@@ -327,11 +309,6 @@ class AttentionLayer:
     def norm_on_branch(self) -> Norm | None:
         return folding.norm_on_branch(self.weights)
 
-    @cached_property
-    def chain(self) -> ValueChain:
-        """The value path as the model runs it."""
-        return ValueChain(weights=self.weights, epsilon=self.epsilon, dtype=self.dtype, has_biases=self.has_biases)
-
     def operator(self, attention: Float[Tensor, "head token token"], exact: ExactBranch) -> LayerOperator:
         """What acts across the branch at common scales and gains: the averaged operator of the ladder."""
         path = self.branch.with_gains(exact.mean_gains)
@@ -346,12 +323,12 @@ class AttentionLayer:
         """The branch with each token's own scales and gains, and all biases: what the model adds to the stream."""
         scales = None
         if self.norm_before is not None:
-            x, scales = self.chain.normed("attn_norm", self.norm_before, x)
-        z, latent_scales = self.chain.values(x)
+            x, scales = self.normed("attn_norm", self.norm_before, x)
+        z, latent_scales = self.values(x)
         if latent_scales is not None:
             scales = latent_scales if scales is None else scales * latent_scales
         mixed = LayerOperator(path=self.plain, attention=attention).mixed(z)
-        written, all_gains = self.chain.written(mixed, gains)
+        written, all_gains = self.written(mixed, gains)
         output, branch_scales = self._added(written)
         return ExactBranch(
             output=output,
@@ -364,41 +341,41 @@ class AttentionLayer:
 
     def at_mean_gains(self, exact: ExactBranch, gains: TokenGains | None) -> Float[Tensor, "token d_model"]:
         """The branch with each token's own scale as it is read, and the gains of what is written averaged."""
-        heads = self.chain.by_head(exact.mixed)
+        heads = self.by_head(exact.mixed)
         heads = heads if exact.mean_gains is None else heads * exact.mean_gains
-        return self._added(self.chain.written_at(heads, gains))[0]
+        return self._added(self.written_at(heads, gains))[0]
 
     def _added(self, written: Float[Tensor, "token inner"]) -> tuple[Float[Tensor, "token d_model"], Tensor | None]:
         """What is added to the stream, and each token's scale in a norm on the branch."""
-        scales, y = None, self.chain.projected(written)
+        scales, y = None, self.projected(written)
         if self.norm_on_branch is not None:
-            y, scales = self.chain.normed("attn_branch_norm", self.norm_on_branch, y)
+            y, scales = self.normed("attn_branch_norm", self.norm_on_branch, y)
         return (y if self.weights.gain is None else y * self.weights.gain.to(y)), scales
 
     def bias(
         self, row_sums: Float[Tensor, " head"], exact: ExactBranch, gains: TokenGains | None = None
     ) -> Float[Tensor, " d_model"]:
         """`c`: what biases add to every token alike, `(beta W_V + b_V) W_O + b_O`, then the branch's norm and gain."""
-        weights, chain = self.weights, self.chain
+        weights = self.weights
         if not self.has_biases:
             return torch.zeros(weights.d_model, dtype=self.dtype, device=weights.w_o.device)
-        shared = chain.repeated(self._value_bias(exact)) * row_sums[:, None]
+        shared = self.repeated(self._value_bias(exact)) * row_sums[:, None]
         shared = shared if exact.mean_gains is None else shared * exact.mean_gains
-        total = chain.projected(chain.written_at(shared, gains))
+        total = self.projected(self.written_at(shared, gains))
         if (norm := self.norm_on_branch) is not None:
             total = total - total.mean() if norm.kind == "layer" else total
             scale = 1.0 if exact.branch_scales is None else exact.branch_scales.mean().item()
-            total = chain.with_bias(total / scale * norm.weight.to(total), norm.bias)
+            total = self.with_bias(total / scale * norm.weight.to(total), norm.bias)
         return total if weights.gain is None else total * weights.gain.to(total)
 
     def _value_bias(self, exact: ExactBranch) -> Float[Tensor, " channel"]:
         """What the biases before attention add to every value channel, at the mean scale of a norm on a latent."""
-        weights, chain, norm = self.weights, self.chain, self.norm_before
+        weights, norm = self.weights, self.norm_before
         x = torch.zeros(weights.d_read, dtype=self.dtype, device=weights.w_o.device)
-        x = x if norm is None else chain.with_bias(x, norm.bias)
+        x = x if norm is None else self.with_bias(x, norm.bias)
         if weights.latent is not None:
-            x = chain.with_bias(weights.latent.w.to(x) @ x, weights.latent.b)
+            x = self.with_bias(weights.latent.w.to(x) @ x, weights.latent.b)
             if (inner := weights.norms.get("latent_norm")) is not None and exact.latent_scales is not None:
                 x = x - x.mean() if inner.kind == "layer" else x
-                x = chain.with_bias(x / exact.latent_scales.mean() * inner.weight.to(x), inner.bias)
-        return chain.with_bias(chain.value_rows @ x, None if weights.b_v is None else weights.b_v.flatten())
+                x = self.with_bias(x / exact.latent_scales.mean() * inner.weight.to(x), inner.bias)
+        return self.with_bias(self.value_rows @ x, None if weights.b_v is None else weights.b_v.flatten())

@@ -170,7 +170,7 @@ class _Blocks:
     def __init__(self, operator: LayerOperator):
         self.operator = operator
         self.path = operator.path
-        self.weights = operator.diagonals[1:]
+        self.weights = operator.facts.diagonals[1:]
         self.is_reduced = self.path.is_reducible
         self.size = self.path.channels if self.is_reduced else self.path.d_model
         self.factor = 1.0 / operator.scale
@@ -452,14 +452,14 @@ MAX_APPLICATIONS = 600
 def dc_radius(operator: LayerOperator) -> Radius:
     """`rho_dc = max |skip + lambda(H) / scale|`, growth of what all tokens share; a problem of the size of H's core."""
     path, shift, factor = operator.path, operator.skip, 1.0 / operator.scale
-    is_softmax = bool(torch.isclose(operator.row_sums, torch.ones_like(operator.row_sums), atol=1e-4).all())
+    is_softmax = bool(torch.isclose(operator.facts.row_sums, torch.ones_like(operator.facts.row_sums), atol=1e-4).all())
     if path.after_weight is not None:  # acts on the skip connection too, so that nothing can be kept or reduced
-        value_map = path.dc_map(operator.row_sums)
+        value_map = path.dc_map(operator.facts.row_sums)
         eye = torch.eye(path.d_model, dtype=path.w_v.dtype, device=path.w_v.device)
         matrix = path.after(shift * eye + factor * (value_map.left @ value_map.right).T).cpu().double()
         shift, factor = 0.0, 1.0
     else:
-        matrix = path.dc_core if is_softmax else path.dc_map(operator.row_sums).core.cpu().double()
+        matrix = path.dc_core if is_softmax else path.dc_map(operator.facts.row_sums).core.cpu().double()
     if len(matrix) > DENSE_DC:
         found = _searched(matrix, shift, factor, path.w_v.dtype)
     else:
@@ -505,7 +505,7 @@ def ac_radii(
     assert first.tokens > 1, "one token has nothing to differ from"
     if first.tokens * first.path.d_model <= DENSE_AC:
         return [dense_ac_radius(operator) for operator in operators]
-    if first.is_causal:
+    if first.facts.is_causal:
         finer = min(tolerance, CAUSAL)
         return [causal_radius(item, tolerance=finer, max_applications=max_applications) for item in operators]
     if not first.path.is_reducible and len(operators) > 1:  # the norm after the sum acts on the skip connection too

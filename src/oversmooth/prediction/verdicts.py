@@ -177,20 +177,16 @@ def stack_verdict(
     where = f"{stack}: " if stack else ""
     statements = []
     if measured := [layer.measured for layer in layers if layer.measured is not None]:
-        text = (
-            f"{where}one pass {_counted(layers)}; their changes of log(HFC/LFC) add up to {signed(sum(measured), 3)}."
-        )
-        statements.append(observed(text))
+        total = f"their changes of log(HFC/LFC) add up to {signed(sum(measured), 3)}"
+        statements.append(observed(f"{where}one pass {_counted(layers)}; {total}."))
     regimes = Counter(layer.regime for layer in layers)
     counts = ", ".join(f"{count} {WOULD.get(regime, f'would be {regime}')}" for regime, count in regimes.most_common())
     basis = AT_SCALE if any(layer.scale is not None for layer in layers) else AT_ATTENTION
     statements.append(computed(f"{where}iterated at fixed attention, of {len(layers)} layers {counts}.", basis))
     if depth is not None and depth.exponent is not None:
         word = "smooths" if depth.exponent < 0 else "sharpens"
-        text = (
-            f"{where}attention of the whole stack {word} isotropic features: exponent {depth.exponent:+.3f} per layer."
-        )
-        statements.append(computed(text, basis))
+        growth = f"{word} isotropic features: exponent {depth.exponent:+.3f} per layer"
+        statements.append(computed(f"{where}attention of the whole stack {growth}.", basis))
     if measured:
         statements.append(observed(where + _ladder_words(layers, found)))
     return tuple(statements)

@@ -132,6 +132,11 @@ class LanguageWatch(RecipeSection):
     probe_sequences: Count = 16
     """Held-out sequences on which smoothing is measured."""
 
+    @property
+    def intervals(self) -> Intervals:
+        every = {"log": self.log_every, "monitor": self.monitor_every}
+        return Intervals(**every, evaluate=self.evaluate_every, save=self.save_every)
+
 
 class LanguageRecipe(Recipe):
     """A run of masked language modelling."""
@@ -202,8 +207,7 @@ def language_job(recipe: Recipe, data: str | None, request: RunRequest) -> Job:
     _require_processes(recipe)
     settings, corpus = recipe.training, load_corpus(recipe.data, data)
     vocabulary = int(corpus.facts["vocabulary"])
-    plan = plan_of(recipe)
-    held_out = recipe.data.tuning_sequences
+    plan, held_out = plan_of(recipe), recipe.data.tuning_sequences
     judged = judged_sequences(corpus, held_out)
     reading = TrainingSequences(
         corpus, seed=request.seed, shuffle=settings.shuffle, fraction=request.fraction, held_out=held_out
@@ -222,12 +226,7 @@ def language_job(recipe: Recipe, data: str | None, request: RunRequest) -> Job:
         steps=settings.steps,
         batch=settings.batch,
         learning_rate=partial(learning_rate, recipe, plan),
-        rhythm=Intervals(
-            log=recipe.watch.log_every,
-            monitor=recipe.watch.monitor_every,
-            evaluate=recipe.watch.evaluate_every,
-            save=recipe.watch.save_every,
-        ),
+        rhythm=recipe.watch.intervals,
         probe=[probe(judged if len(judged) else corpus.sequences("train"), recipe.watch.probe_sequences)],
         save=partial(save_model, corpus),
         decays=decays,
@@ -266,7 +265,7 @@ def load_corpus(data: LanguageData, given: str | None) -> Corpus:
     if skipped := corpus.facts["skipped"]:
         words = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
         first = "\n  ".join(corpus.facts["named"][:10])
-        log.warning("Of %d records of %s passed over: %s.\n  %s", corpus.facts["records"], source, words, first)
+        log.warning("Skipped of the %d records of %s: %s.\n  %s", corpus.facts["records"], source, words, first)
     return corpus
 
 

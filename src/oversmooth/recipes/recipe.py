@@ -46,6 +46,19 @@ class Optimizer(RecipeSection):
     clip_norm: Annotated[float, Field(ge=0)] = 0.0
     """Largest norm of all gradients together; 0 does not clip."""
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of transformers' `TrainingArguments`."""
+        return {
+            "optim": "adamw_torch",
+            "learning_rate": self.learning_rate,
+            "weight_decay": self.weight_decay,
+            "adam_beta1": self.betas[0],
+            "adam_beta2": self.betas[1],
+            "adam_epsilon": self.epsilon,
+            "max_grad_norm": self.clip_norm,
+        }
+
 
 class Hardware(RecipeSection):
     """What does not change the result beyond rounding."""

@@ -112,20 +112,8 @@ class RecipeSteps:
     _tr_loss: Tensor
     _globalstep_last_logged: int
 
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        if self.optimizer is None:
-            settings = self.job.recipe.optimizer
-            named = [item for item in (model or self.model).named_parameters() if item[1].requires_grad]
-            decayed = [parameter for name, parameter in named if self.job.decays(name, parameter)]
-            others = [parameter for name, parameter in named if not self.job.decays(name, parameter)]
-            groups = [
-                {"params": decayed, "weight_decay": settings.weight_decay},
-                {"params": others, "weight_decay": 0.0},
-            ]
-            self.optimizer = torch.optim.AdamW(
-                groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon
-            )
-        return self.optimizer
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        return [name for name, parameter in model.named_parameters() if self.job.decays(name, parameter)]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         if self.lr_scheduler is None:

@@ -78,9 +78,8 @@ class VisionModel(RecipeSection):
     @model_validator(mode="after")
     def _the_stem_divides_patches(self) -> "VisionModel":
         if self.patch_size % self.stem_stride:
-            raise BadValue(
-                "model.patch_size", self.patch_size, f"divisible by the stride of model.stem ({self.stem_stride})"
-            )
+            expected = f"divisible by the stride of model.stem ({self.stem_stride})"
+            raise BadValue("model.patch_size", self.patch_size, expected)
         return self
 
     @property

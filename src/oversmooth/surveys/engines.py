@@ -157,7 +157,11 @@ class RayEngine:
         was_running = ray.is_initialized()
         if not was_running:
             self._connect(ray, workers)
-        _require_room(ray, workers)
+        cpus = int(ray.cluster_resources().get("CPU", 0))
+        if workers >= cpus:
+            raise BadValue(
+                "workers", workers, f"less than the {cpus} CPUs of the cluster: the dataset needs one itself"
+            )
         name = f"oversmooth-desk-{uuid.uuid4().hex[:8]}"
         # No CPU of its own: it answers questions. Many of them at once, because nobody should wait for another's answer.
         desk = ray.remote(Coordinator).options(name=name, namespace=NAMESPACE, num_cpus=0, max_concurrency=32)
@@ -195,12 +199,6 @@ def _import_ray() -> Any:
     except ImportError as error:
         raise MissingDependency("ray", "survey", "--engine ray") from error
     return ray
-
-
-def _require_room(ray: Any, workers: int) -> None:
-    cpus = int(ray.cluster_resources().get("CPU", 0))
-    if workers >= cpus:
-        raise BadValue("workers", workers, f"less than the {cpus} CPUs of the cluster: the dataset needs one itself")
 
 
 def _whatever_dies(

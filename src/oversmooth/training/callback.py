@@ -6,6 +6,7 @@ Hugging Face Trainer or Lightning. TensorBoard has no such thing; there the writ
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from oversmooth.environment.versions import without_kernel_hint
 from oversmooth.errors import MissingDependency, UnknownName
 from oversmooth.training.monitor import WatchesTraining
 
-Logger = Callable[[dict[str, float], int], None]
+Logger = Callable[[dict[str, float], int], object]
 """Called with flat names and numbers, and the step."""
 
 
@@ -32,33 +33,20 @@ def tensorboard(place: Any) -> Logger:
     return log
 
 
-def wandb() -> Logger:
-    """To the active run of Weights & Biases; `train/global_step` is the axis that the Trainer's curves have too."""
-    module = _module("wandb")
-    return lambda numbers, step: module.log({**numbers, "train/global_step": step})
-
-
-def mlflow() -> Logger:
-    """To the active run of MLflow."""
-    module = _module("mlflow")
-    return lambda numbers, step: module.log_metrics(numbers, step=step)
-
-
-def trackio() -> Logger:
-    """To the active run of Trackio."""
-    module = _module("trackio")
-    return lambda numbers, step: module.log(numbers, step=step)
-
-
-TRACKERS: dict[str, Callable[[], Logger]] = {"wandb": wandb, "mlflow": mlflow, "trackio": trackio}
-"""Those that know which run is active."""
+TRACKERS: dict[str, Callable[..., object]] = {
+    # The axis that the Trainer's curves have too.
+    "wandb": lambda module, numbers, step: module.log({**numbers, "train/global_step": step}),
+    "mlflow": lambda module, numbers, step: module.log_metrics(numbers, step=step),
+    "trackio": lambda module, numbers, step: module.log(numbers, step=step),
+}
+"""Those that know which run is active: the name of the module, and how it takes numbers."""
 
 
 def tracker(name: str) -> Logger:
     """The function of a tracker by its name."""
     if name not in TRACKERS:
         raise UnknownName("tracker", name, tuple(TRACKERS))
-    return TRACKERS[name]()
+    return partial(TRACKERS[name], _module(name))
 
 
 def folder_of_own_events(root: Path) -> Path | None:

@@ -256,7 +256,7 @@ class Monitor:
         self.broken_in_a_row = self.broken_in_a_row + 1 if broken else 0
         if self.broken_in_a_row >= self.patience and not self.has_collapsed:
             self.has_collapsed = True
-            what = "training is asked to stop" if self.on_collapse == "stop" else "training goes on"
+            what = "training is asked to stop" if self.on_collapse == "stop" else "training continues"
             words = f"Collapse at step {step}: {broken[0].rule} is broken, {broken[0].words}; {what}."
             warnings.warn(words, CollapseWarning, stacklevel=2)
 

@@ -65,9 +65,8 @@ class CrossEntropy:
         if self.shift:
             logits, answers = logits[:, :-1], answers[:, 1:]
         answers = answers.to(logits.device)
-        losses = torch.nn.functional.cross_entropy(
-            logits.flatten(0, -2), answers.flatten(), reduction="none", ignore_index=-100
-        ).reshape(answers.shape)
+        flat = logits.flatten(0, -2), answers.flatten()
+        losses = torch.nn.functional.cross_entropy(*flat, reduction="none", ignore_index=-100)
         asked = answers != -100
         rows = (len(answers), -1)
         counts = asked.reshape(rows).sum(1)

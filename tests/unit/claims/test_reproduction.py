@@ -2,7 +2,9 @@
 
 import json
 import shlex
+import tomllib
 from dataclasses import replace
+from importlib import resources
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -51,6 +53,11 @@ def test_every_claim_says_what_decides_what_it_costs_and_what_it_does_not_show()
         assert claim.confirmed_if != claim.refuted_if
         assert claim.does_not_show
         assert claim.written.startswith("20")
+
+
+def test_every_table_of_the_protocols_is_a_claim():
+    text = (resources.files("oversmooth.claims") / "protocols.toml").read_text(encoding="utf-8")
+    assert [name for name, table in tomllib.loads(text).items() if isinstance(table, dict)] == [c.name for c in CLAIMS]
 
 
 def every_run(is_quick: bool) -> list[PlannedRun]:

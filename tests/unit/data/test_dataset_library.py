@@ -52,7 +52,7 @@ def test_a_name_that_the_hub_does_not_know_is_refused_at_once_with_near_names(as
     log = asked(not_found())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "images").mkdir()
-    with pytest.raises(UnreadableData, match="neither here nor on the hub; close: images"):
+    with pytest.raises(UnreadableData, match="no such name here or on the hub; close: images"):
         load_hub_rows("image", "a dataset", "image")
     assert log == [("asked", "image")]
 

@@ -63,7 +63,7 @@ def test_a_warning_lets_the_run_go_on_and_is_given_once():
     model = encoder()
     make_tokens_alike(model)
     monitor = osm.Monitor(model, batches(), every=1, rules={"max_cosine": 0.9})
-    with pytest.warns(CollapseWarning, match="training goes on") as told:
+    with pytest.warns(CollapseWarning, match="training continues") as told:
         _ = [monitor.step() for _ in range(3)]
     assert len(told) == 1
     assert not monitor.should_stop
