@@ -531,7 +531,7 @@ def examples(model: nn.Module, config: Mapping[str, Any], seed: int = 0) -> Iter
     """Inputs to try in turn, the likeliest first."""
     generator = torch.Generator().manual_seed(seed)
     if hasattr(model, "main_input_name"):
-        if declared_for(str(config.get("model_type"))):
+        if declared_for(str(config.get("model_type"))) or config.get("model_type") in TWO_TOWERS:
             yield example_inputs(model, config, generator)
         yield from transformers_examples(model, config, seed)
         return
@@ -561,10 +561,9 @@ def _shorter(first: Tensor) -> Tensor:
 
 
 def _others(first: Tensor) -> Iterator[Tensor]:
-    """What further required arguments could be, in the order that tells most.
+    """What further required arguments could be; another sequence of another length shows cross-attention, so it is first.
 
-    First another sequence of another length: cross-attention to the sequence that a block itself reads looks like
-    self-attention. Then another one of the same length; query, key and value of one sequence; masks that hide nothing.
+    Then another one of the same length; query, key and value of one sequence; masks that hide nothing.
     """
     if 2 <= first.ndim <= 3:
         yield _shorter(first)

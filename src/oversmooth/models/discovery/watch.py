@@ -231,19 +231,14 @@ def watch(model: nn.Module, config: Mapping[str, Any]) -> tuple[Discovery, Mappi
             left_out.append(LeftOut(where=path, kind="not run", reason=error.found))
     if not parts:
         assert failed is not None, "a model that was not found has a reason"
-        raise _refusal(target, failed, left_out)
+        own = [one for one in left_out if one.kind not in ("not run", "no attention")]
+        if isinstance(failed, NotDiscovered) and own:  # a tower's own reason says more than a whole that does not run
+            raise RefusedArchitecture(target, own[0].reason, own[0].kind)
+        raise failed
     # A tower that does not run by itself is not left out where the towers inside of it were run.
     ran_inside = {one.where for one in left_out if any(path.startswith(f"{one.where}.") for path in reached)}
     kept = [one for one in left_out if one.kind != "not run" or one.where not in ran_inside]
     return joined(target, parts, kept), fed
-
-
-def _refusal(target: str, failed: OversmoothError, left_out: Sequence[LeftOut]) -> OversmoothError:
-    """A tower's own reason says more than a whole that does not run."""
-    own = [one for one in left_out if one.kind not in ("not run", "no attention")]
-    if isinstance(failed, NotDiscovered) and own:
-        return RefusedArchitecture(target, own[0].reason, own[0].kind)
-    return failed
 
 
 def towers_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -261,9 +256,7 @@ def towers_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _watch_one(model: nn.Module, config: Mapping[str, Any], target: str) -> tuple[Discovery, Mapping[str, Tensor]]:
     failed: NotDiscovered | RefusedArchitecture | None = None
-    for tried, example in enumerate(examples(model, config)):
-        if tried == TRIES:
-            break
+    for example in islice(examples(model, config), TRIES):
         found: tuple[Discovery, Mapping[str, Tensor]] | None = None
         for inputs in (example, *with_memory(model, example)):
             fed = placed(model, inputs)

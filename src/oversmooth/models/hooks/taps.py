@@ -149,7 +149,8 @@ class BlockTap:
             self._received = []
         h = self.tap.own(h)
         self._added_in_chain(NAME_OF[sub], h, is_attention=sub == "attn")
-        self.tap.emit_difference(f"{sub}_branch", h, self.x)
+        if self.tap.wants(f"{sub}_branch"):
+            self.tap.emit(f"{sub}_branch", h - self.x)
         self.tap.emit(f"{sub}_sum", h)
         self._hold(h)
 
@@ -356,9 +357,12 @@ class StackTap:
         if self.chain is not None and self.depth:
             self.chain.left(is_last=self.depth == self.last)
 
+    def wants(self, name: str) -> bool:
+        return self._wants(name, self.stack)
+
     def emit(self, name: str, h: Tensor, depth: int | None = None) -> None:
         self._require_tokens(name, h)
-        if not self._wants(name, self.stack):
+        if not self.wants(name):
             return
         place = Place(self.stack.label, self.depth if depth is None else depth, name)
         try:
@@ -374,10 +378,6 @@ class StackTap:
             stack = f" of {self.stack.label}" if self.stack.label else ""
             where = f"block {self.depth - 1}{stack}"
             raise TokensChanged(where, self._tokens // h.shape[0], h.shape[1])
-
-    def emit_difference(self, name: str, h: Tensor, before: Tensor) -> None:
-        if self._wants(name, self.stack):
-            self.emit(name, h - before)
 
     def attach(self) -> Iterator[Any]:
         for position in range(len(self.stack.names.blocks)):

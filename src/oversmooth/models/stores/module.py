@@ -1,6 +1,6 @@
 """A live `nn.Module` as a tensor store; weights on disk or quantised in memory are read through it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -18,12 +18,7 @@ from oversmooth.results import FileFacts
 # --- weights of a live model that are not in memory: read from where they are kept, one at a time ---
 
 KEPT = "_oversmooth_kept"
-"""Attribute of a module whose weights are read block by block: name of the tensor to what reads it."""
-
-
-def keep_elsewhere(owner: nn.Module, attribute: str, read: Callable[[], Tensor]) -> None:
-    """Remembers how a tensor of a module is read, while the module itself holds none."""
-    owner.__dict__.setdefault(KEPT, {})[attribute] = read
+"""Attribute of a module that does not hold its weights: name of a tensor to the function that reads it."""
 
 
 def kept_elsewhere(owner: nn.Module, attribute: str) -> Tensor | None:
@@ -50,7 +45,7 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device(usable[0] if usable else "cpu")
 
 
-# --- weights of live models that are quantised in memory: torchao's tensors ---
+# --- weights of live models that are quantised in memory by torchao or bitsandbytes ---
 
 
 def plain(owner: nn.Module, name: str, tensor: Tensor) -> Tensor:
@@ -69,9 +64,8 @@ def is_quantised(tensor: Tensor) -> bool:
 
 
 def _has_own_floats(tensor: Tensor) -> bool:
-    is_subclass = type(tensor) not in (Tensor, nn.Parameter) and not isinstance(
-        tensor, nn.parameter.UninitializedParameter
-    )
+    plain_types = (Tensor, nn.Parameter, nn.parameter.UninitializedParameter)
+    is_subclass = type(tensor) not in plain_types
     return is_subclass and type(tensor).dequantize is not Tensor.dequantize  # torch's own is for its old dtypes
 
 
@@ -90,7 +84,7 @@ def _eight_bits(owner: nn.Module, name: str, tensor: Any) -> Tensor:
     return tensor.data * scales.view(-1, 1) * OF_127
 
 
-# --- A live `nn.Module` as a checkpoint: its tensors by name, and a config that says what it is ---
+# --- a live module as a checkpoint: its tensors by name, and a config ---
 
 TIMM_MODELS = ("VisionTransformer", "VisionTransformerDistilled")
 TIMM_BLOCKS = ("Block",)
