@@ -169,7 +169,6 @@ class Paths:
     """The norm after the last block, relative to what the block's path is relative to."""
     attn_gain: str = ""
     """LayerScale: multiplies the attention branch per channel."""
-    ffn_gain: str = ""
     before: str = ""
     """A module that receives the residual stream before attention, where the block is no module that is called."""
     after: str = ""
@@ -241,8 +240,6 @@ class Arch:
     """Config key that counts further ones (registers)."""
     token_axis: int = 1
     shared_layers: bool = False
-    is_windowed: bool = False
-    """Whether tokens attend inside windows only."""
     needs_config: bool = False
     """Whether bare tensor names never say that it is this family, because those of others contain them."""
     gain_is_optional: bool = False

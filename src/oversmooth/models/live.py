@@ -502,11 +502,6 @@ def head_for(source: Source, task: str | None) -> str:
     return task or found
 
 
-def has_own_head(source: Source, task: str) -> bool:
-    """Whether transformers loads another module for this task than without one."""
-    return source.module is None and task != "similarity" and not source.is_timm and source.place is not None
-
-
 def load_with_head(source: Source, verb: str, *, task: str) -> nn.Module:
     """The model of a source with the head of a task, in eval mode."""
     import transformers

@@ -213,11 +213,6 @@ class OpenedModel:
             opened = _open_module(self.source.module)
             self.source = replace(self.source, store=opened.store, config={**opened.config, **self.load.config()})
 
-    def stacks(self) -> tuple[Stack, ...]:
-        """The stacks of the target: given, declared, or found by running it."""
-        self.look_again()
-        return self.source.stacks()
-
     def module(self, task: str | None = None, *, verb: str = "run") -> nn.Module:
         """The module in eval mode with the head of a task, loaded when it is first asked for."""
         from oversmooth.models.live import is_offloaded, load_model, load_with_head, move, require_on
@@ -237,10 +232,10 @@ class OpenedModel:
             return self._modules[head]
 
     def _head(self, task: str | None) -> str | None:
-        """The task whose module is another one than that without a head."""
-        from oversmooth.models.live import has_own_head
-
-        return task if task is not None and has_own_head(self.source, task) else None
+        """The task, if transformers loads another module for it than without one."""
+        source = self.source
+        is_loaded = source.module is None and source.place is not None and not source.is_timm
+        return task if is_loaded and task != "similarity" else None
 
     def live(self, task: str | None = None, *, verb: str = "run") -> LiveModel:
         """The module as it is read at this moment; its stacks are found anew."""

@@ -500,7 +500,6 @@ def _arch(trace: Trace, template: str, members: list[DistinctLayer], inner: Coll
         n_kv="shape" if is_plain else layout.n_kv,
         d_head="config" if is_plain else layout.d_head,
         token_axis=0 if len(stream) == 3 and stream[0] == mixing.keys != stream[1] else 1,
-        is_windowed=math.prod(stream[1:-1]) > mixing.keys * max(1, len(first.mixings)) and stream[0] != mixing.keys,
         is_hybrid=_is_hybrid(trace, template, [one.index for one in members]),
         branch_gain=first.branch.factor,
         norms_without_weight=without,

@@ -12,7 +12,7 @@ from oversmooth.errors import BrokenFile, PackedWeights, RefusedArchitecture
 from oversmooth.models.declaration import Arch, Paths
 from oversmooth.models.identify import TensorNames
 from oversmooth.models.stores.adapters import effective, is_adapted, tensors_of_adapted
-from oversmooth.models.stores.packed_integers import OF_127
+from oversmooth.models.stores.packed import OF_127
 from oversmooth.results import FileFacts
 
 # --- weights of a live model that are not in memory: read from where they are kept, one at a time ---
@@ -87,7 +87,6 @@ def _eight_bits(owner: nn.Module, name: str, tensor: Any) -> Tensor:
 # --- a live module as a checkpoint: its tensors by name, and a config ---
 
 TIMM_MODELS = ("VisionTransformer", "VisionTransformerDistilled")
-TIMM_BLOCKS = ("Block",)
 
 
 class ModuleStore:
@@ -181,18 +180,13 @@ def describe(module: nn.Module) -> dict[str, Any]:
     if any(isinstance(part, nn.TransformerDecoderLayer) for part in module.modules()):
         return {"class": type(module).__name__}  # three norms and cross-attention: found by running it
     layers = {path: part for path, part in module.named_modules() if isinstance(part, nn.TransformerEncoderLayer)}
-    encoder = list(layers.values())
     is_listed = all(path.rpartition(".")[2].isdigit() for path in layers)  # others are found by running them
-    is_alike = len({(layer.norm_first, layer.self_attn.batch_first) for layer in encoder}) == 1
+    forms = {(layer.norm_first, layer.self_attn.batch_first) for layer in layers.values()}
     attention = {id(part) for part in module.modules() if isinstance(part, nn.MultiheadAttention)}
-    if is_listed and is_alike and attention == {id(layer.self_attn) for layer in encoder}:
-        first = encoder[0]
-        return {
-            "model_type": "torch_encoder",
-            "num_attention_heads": first.self_attn.num_heads,
-            "norm_first": first.norm_first,
-            "batch_first": first.self_attn.batch_first,
-        }
+    if is_listed and len(forms) == 1 and attention == {id(layer.self_attn) for layer in layers.values()}:
+        heads, [(norm_first, batch_first)] = next(iter(layers.values())).self_attn.num_heads, forms
+        sizes = {"num_attention_heads": heads, "norm_first": norm_first, "batch_first": batch_first}
+        return {"model_type": "torch_encoder", **sizes}
     return {"class": type(module).__name__}
 
 
@@ -233,14 +227,11 @@ def bare_attention(module: nn.Module) -> tuple[Arch, ...]:
 
 
 def _describe_timm(model: nn.Module) -> dict[str, Any]:
-    name = type(model).__name__
-    blocks = getattr(model, "blocks", None)
-    kinds = (
-        sorted({type(block).__name__ for block in blocks}) if isinstance(blocks, nn.ModuleList | nn.Sequential) else []
-    )
-    if name not in TIMM_MODELS or any(kind not in TIMM_BLOCKS for kind in kinds) or not kinds:
+    name, blocks = type(model).__name__, getattr(model, "blocks", None)
+    is_list = isinstance(blocks, nn.ModuleList | nn.Sequential)
+    kinds = {type(block).__name__ for block in blocks} if blocks is not None and is_list else set()
+    if name not in TIMM_MODELS or blocks is None or kinds != {"Block"}:
         return {"class": name}  # found by running it
-    assert blocks is not None
     return {
         "model_type": "timm_vit",
         "num_attention_heads": blocks[0].attn.num_heads,
