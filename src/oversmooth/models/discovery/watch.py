@@ -21,7 +21,7 @@ from oversmooth.errors import (
 )
 from oversmooth.models.canonical import assemble
 from oversmooth.models.declaration import Arch, Discovery, LeftOut, sizes_of
-from oversmooth.models.discovery.declare import declared, distinct, labels_of
+from oversmooth.models.discovery.declare import declared, stack_labels
 from oversmooth.models.discovery.layers import Refused, layers_of
 from oversmooth.models.discovery.proof import Layered, equal_tokens, prepared
 from oversmooth.models.discovery.trace import traced
@@ -279,7 +279,7 @@ def _watch_one(model: nn.Module, config: Mapping[str, Any], target: str) -> tupl
 def joined(target: str, parts: Sequence[tuple[str, Discovery]], left_out: Sequence[LeftOut]) -> Discovery:
     """One discovery of all parts, each stack under the name of its tower."""
     archs = [_under(path, arch) for path, part in parts for arch in part.archs]
-    labels = labels_of(distinct([arch.paths.block for arch in archs], [f".{arch.paths.o}" for arch in archs]))
+    labels = stack_labels([arch.paths.block for arch in archs], [f".{arch.paths.o}" for arch in archs])
     named = tuple(
         replace(arch, stack=label, name=f"{target}.{label}" if label else target)
         for arch, label in zip(archs, labels, strict=True)
