@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from oversmooth.errors import AdapterMismatch
-from oversmooth.models.inputs import example_inputs, examples
+from oversmooth.models.inputs import examples
 from oversmooth.models.live import register_own_models
 from oversmooth.models.stores.module import describe
 from oversmooth.results import Verification
@@ -224,14 +224,7 @@ def _prototype(case: str, seed: int) -> tuple[nn.Module, dict[str, torch.Tensor]
     torch.manual_seed(seed)
     model = _build(case).eval()
     randomise(model, seed)
-    config = describe(model)
-    if "model_type" in config:
-        inputs = example_inputs(model, config, torch.Generator().manual_seed(seed))
-    else:
-        inputs = next(examples(model, config, seed))
-    if case == "gemma3-multimodal":
-        del inputs["pixel_values"]  # its text stack alone: the vision tower is a SigLIP, tested there
-    return model, inputs
+    return model, next(examples(model, describe(model), seed))  # of gemma3-multimodal its text stack alone
 
 
 def _build(case: str) -> nn.Module:

@@ -13,6 +13,7 @@ from oversmooth.analysis import output_drift
 from oversmooth.errors import Conflict, NotSupported
 from oversmooth.handle import ModelHandle
 from oversmooth.models import live
+from oversmooth.models import open as opening
 from oversmooth.models.open import LoadOptions, minilm_folder, open_model
 from tests.contract.tiny_models import tiny_model
 
@@ -37,6 +38,15 @@ def checkpoint(tmp_path_factory):
     model, batch = with_head()
     model.save_pretrained(folder)
     return folder, [batch]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_opens_its_target_once(name, checkpoint, monkeypatch):
+    opened, open_path = [], opening._open_path
+    monkeypatch.setattr(opening, "_open_path", lambda target, *more: opened.append(target) or open_path(target, *more))
+    folder, batches = checkpoint
+    FUNCTIONS[name](str(folder), batches)
+    assert opened == [str(folder)]
 
 
 def with_head():

@@ -42,7 +42,7 @@ from oversmooth.errors import (
 )
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.declaration import norm_offset
-from oversmooth.models.open import ADAPTER_CONFIG, HUB_ID, OpenedModel, holds_an_eigenbasis, local_path, open_source
+from oversmooth.models.open import ADAPTER_CONFIG, EIGENBASIS, HUB_ID, OpenedModel, local_path, open_source
 from oversmooth.models.source import Source, provenance_of
 from oversmooth.models.stores.gguf import GGUFStore
 from oversmooth.models.stores.module import ModuleStore
@@ -378,7 +378,7 @@ def edit(
     source = open_source(checkpoint.target, model_type=model_type, n_heads=n_heads, n_kv=n_kv)
     stacks, log = source.stacks(), ReadLog(source.store)
     chosen = choose(stacks, layers, stack)
-    if holds_an_eigenbasis(source.store.names):
+    if any(EIGENBASIS.match(name) for name in source.store.names):
         reason = "it also holds the eigenbasis of a constrained model, to which the edited weights would not belong"
         raise CannotControl("edit", checkpoint.target, reason, "Load it as an ordinary model, save that, and edit it.")
     require_possible(chosen, source.store.read, change)

@@ -2,13 +2,13 @@
 
 w_v (n_kv, d_head, d_model)     w_o (d_model, n_heads, d_head)     acting from the left on column vectors
 
-Values that are made from a latent have a chain instead, `w_v (n_kv, d_head, latent)` behind `latent.w (latent, d_model)`.
+Values made from a latent have two matrices, `w_v (n_kv, d_head, latent)` behind `latent.w (latent, d_model)`.
 
     values     x -> (latent -> norm) -> W_V x + b_V
     written    mixed heads -> gains -> (norm on the mixed heads -> gains)
     projected  W_O z + b_O
 
-The equal-token identity and the last rung of the ladder both end here, so that a wrong norm, gain or head order fails both.
+The equal-token identity and the exact prediction both use this, so a wrong norm, gain or head order fails both.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,13 +49,10 @@ def value_rows(fused: Fused | FusedRows, n_heads: int, n_kv: int, d_head: int) -
     """
     if isinstance(fused, FusedRows):
         heads = torch.arange(n_kv)[:, None] * fused.per_head
-        channels = torch.arange(d_head)
-        if fused.second_half is not None:
-            half = d_head // 2
-            return (
-                fused.first + heads + channels % half * fused.per_channel + channels // half * fused.second_half
-            ).flatten()
-        return (fused.first + heads + channels * fused.per_channel).flatten()
+        half = d_head if fused.second_half is None else d_head // 2
+        channels = torch.arange(d_head) % half * fused.per_channel
+        channels += torch.arange(d_head) // half * (fused.second_half or 0)
+        return (fused.first + heads + channels).flatten()
     if fused == "stacked":
         return torch.arange((n_heads + n_kv) * d_head, (n_heads + 2 * n_kv) * d_head)
     per_group = n_heads // n_kv + 2
@@ -104,15 +101,11 @@ def read_vector(name: str, length: int, read: Read) -> Float[Tensor, " length"]:
 
 def read_gain(name: str, length: int, read: Read) -> Float[Tensor, " length"]:
     """A gain for every channel; convolutional models keep theirs as (d_model, 1, 1)."""
-
-    def flat(name: str) -> Tensor:
-        gain = read(name)
-        return gain.flatten() if gain.ndim == 3 and gain.shape[1:] == (1, 1) else gain
-
-    return read_vector(name, length, flat)
+    gain = read(name)
+    return read_vector(name, length, lambda _: gain.flatten() if gain.shape[1:] == (1, 1) else gain)
 
 
-# --- the canonical form of an attention layer's value path, whatever the storage: ---
+# --- the canonical form of an attention layer's value path ---
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,9 +244,10 @@ def assemble(
     gain = read_gain(block.gain, d_model, read) if block.gain else None
     if branch_gain != 1.0:
         gain = branch_gain * (gain if gain is not None else torch.ones(d_model, dtype=torch.float64))
-    w_o = output.reshape(d_model, n_heads, d_head)
     if arch.output_axes.endswith("channel head"):
         w_o = output.reshape(d_model, d_head, n_heads).transpose(1, 2)
+    else:
+        w_o = output.reshape(d_model, n_heads, d_head)
     widths = {"latent_norm": d_read, "inner_norm": d_head if arch.inner_norm_per_head else inner}
     return AttentionWeights(
         w_v=value.reshape(n_kv, d_head, d_read),
@@ -453,8 +447,8 @@ class ValueChain:
         flat = (flat - flat.mean(-1, keepdim=True) if norm.kind == "layer" else flat) * norm.weight.to(flat)
         heads = flat if self.is_normed_per_head else self.by_head(flat)
         if norm.bias is not None and self.has_biases:
-            repeated = norm.bias.to(heads).expand(heads.shape[-2:]) if self.is_normed_per_head else norm.bias.to(heads)
-            bias = repeated.reshape(heads.shape[-2:])
+            bias = norm.bias.to(heads)
+            bias = bias.expand(heads.shape[-2:]) if self.is_normed_per_head else bias.reshape(heads.shape[-2:])
             heads = heads + (bias if gains is None or gains.after is None else bias * gains.after.mean(0))
         return heads.flatten(-2)
 

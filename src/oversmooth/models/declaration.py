@@ -1,12 +1,9 @@
-"""`Arch` and `Paths`: the declaration of a family; the sizes of a stack; checked fields of a config.
-
-A family is declared once, in `families.py`, as an `Arch`: *where* its tensors are (`Paths`) and *what* no name can tell
-(layout, norm, residual form). `resolve` finds those tensors among names, `canonical` puts them in one form.
-"""
+"""`Arch` and `Paths`: the declaration of a family; the sizes of a stack; checked fields of a config."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -45,9 +42,10 @@ def flag(config: Mapping[str, Any], key: str) -> bool | None:
 def finite(config: Mapping[str, Any], key: str, default: float) -> float:
     """A finite number."""
     value = config.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
-        raise BadConfig(key, "a finite number", _shown(value))
-    return float(value)
+    with suppress(OverflowError):  # a whole number beyond every float
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    raise BadConfig(key, "a finite number", _shown(value))
 
 
 LARGEST_GAIN = 1e6
@@ -83,13 +81,6 @@ def check_kinds(config: Mapping[str, Any]) -> None:
     classes = config.get("architectures")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise BadConfig("architectures", "a list of names", _shown(classes))
-
-
-def _is_finite(value: int | float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
-        return False
 
 
 def _shown(value: object) -> str:
@@ -178,7 +169,6 @@ class Paths:
     """The norm after the last block, relative to what the block's path is relative to."""
     attn_gain: str = ""
     """LayerScale: multiplies the attention branch per channel."""
-    ffn_gain: str = ""
     before: str = ""
     """A module that receives the residual stream before attention, where the block is no module that is called."""
     after: str = ""
@@ -250,8 +240,6 @@ class Arch:
     """Config key that counts further ones (registers)."""
     token_axis: int = 1
     shared_layers: bool = False
-    is_windowed: bool = False
-    """Whether tokens attend inside windows only."""
     needs_config: bool = False
     """Whether bare tensor names never say that it is this family, because those of others contain them."""
     gain_is_optional: bool = False
@@ -380,12 +368,8 @@ def declaration_code(arch: Arch) -> str:
             if field.name not in skip and getattr(value, field.name) not in (field.default, "", ())
         ]
 
+    named = [f"name={arch.name!r}", f"model_types={arch.model_types!r}"]
     own = settings(arch, skip=("paths", "proof", "name", "model_types"))
-    paths = settings(arch.paths)
-    lines = [
-        f"name={arch.name!r}",
-        f"model_types={arch.model_types!r}",
-        *own,
-        "paths=Paths(\n        " + ",\n        ".join(paths) + ",\n    )",
-    ]
+    paths = "paths=Paths(\n        " + ",\n        ".join(settings(arch.paths)) + ",\n    )"
+    lines = [*named, *own, paths]
     return "Arch(\n    " + ",\n    ".join(lines) + ",\n)"

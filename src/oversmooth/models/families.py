@@ -409,7 +409,7 @@ BEIT = replace(
     VIT,
     name="beit",
     model_types=("beit", "data2vec-vision"),
-    paths=replace(VIT.paths, attn_gain="lambda_1", ffn_gain="lambda_2", final_norm=""),
+    paths=replace(VIT.paths, attn_gain="lambda_1", final_norm=""),
 )
 DINOV2 = replace(
     VIT,
@@ -422,7 +422,6 @@ DINOV2 = replace(
         attn_norm="norm1",
         ffn_norm="norm2",
         attn_gain="layer_scale1.lambda1",
-        ffn_gain="layer_scale2.lambda1",
     ),
 )
 CLIP_TEXT = Arch(
@@ -483,7 +482,6 @@ TIMM_VIT = Arch(
         qkv="attn.qkv",
         o="attn.proj",
         attn_gain="ls1.gamma",
-        ffn_gain="ls2.gamma",
         norms=("norm1", "norm2", "norm"),
     ),
 )

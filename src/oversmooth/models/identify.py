@@ -1,7 +1,7 @@
 """Finds the family of a checkpoint, from its model type or its tensor names, and resolves its tensors.
 
-A safetensors header and `named_parameters()` are both sets of names, so one `resolve` serves files and live models
-alike; prefixes such as `model.` or `bert.` are found, never declared.
+A safetensors header and `named_parameters()` are both sets of names, so one `resolve` serves files and live models.
+Prefixes such as `model.` or `bert.` are found, never declared.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from oversmooth.environment import plugins
-from oversmooth.errors import AdapterMismatch, some_of
+from oversmooth.errors import AdapterMismatch, UnknownArchitecture, some_of
 from oversmooth.models.declaration import NORM_ROLES, Arch, Paths, norm_centres
 from oversmooth.models.families import ARCHITECTURES
 
@@ -75,8 +75,6 @@ class StackNames:
 
 BLOCK_NUMBER = r"(?P<i>0|[1-9][0-9]{0,17})"
 """Written in one way only, so that no two names mean the same block."""
-
-
 OF_INDEX = re.compile(r"\{(\d*)i([+-]\d+)?\}")
 """A number that follows from that of the block."""
 
@@ -196,9 +194,8 @@ def _count(block: str, prefix: str, names: Collection[str]) -> int:
 
 def _resolve_block(arch: Arch, index: int, path: str, names: Collection[str]) -> BlockNames | None:
     paths = arch.paths
-    separate, fused = _find(path, paths.v, names, index), _find(path, paths.qkv, names, index)
-    output = _find(path, paths.o, names, index)
-    value = separate or fused
+    separate, output = _find(path, paths.v, names, index), _find(path, paths.o, names, index)
+    value = separate or _find(path, paths.qkv, names, index)
     if value is None or output is None:
         return None
     own_bias = inside(path, paths.v_bias, index) if paths.v_bias else ""
@@ -249,14 +246,13 @@ def known_model_types() -> list[str]:
     return sorted({model_type for arch in architectures().values() for model_type in arch.model_types})
 
 
-def known_gguf_architectures() -> list[str]:
-    return sorted({name for arch in architectures().values() for name in arch.gguf})
-
-
-def declared_for_gguf(architecture: str) -> Arch | None:
+def declared_for_gguf(architecture: str) -> Arch:
     """The declaration behind the name that a GGUF file gives its architecture, in the form GGUF stores it."""
     found = [arch for arch in architectures().values() if architecture in arch.gguf]
-    return gguf_form(found[0]) if found else None
+    if not found:
+        known = sorted({name for arch in architectures().values() for name in arch.gguf})
+        raise UnknownArchitecture(architecture, known)
+    return gguf_form(found[0])
 
 
 def declared_for(model_type: str) -> list[Arch]:
@@ -281,7 +277,9 @@ def candidates_by_name(names: Collection[str]) -> dict[str, list[Arch]]:
     most = max((len(tensors) for tensors in explained.values()), default=0)
     different: dict[tuple[object, ...], str] = {}
     for label, archs in fits.items():
-        if len(explained[label]) == most and not _has_other_values(names, explained[label]):
+        others = (name for name in names if VALUE_LIKE.search(name) and name not in explained[label])
+        # Left over self-attention of some other kind is that of the second tower of a composite model.
+        if len(explained[label]) == most and all(CROSS_LIKE.search(name) for name in others):
             different.setdefault(tuple(_weight_facts(arch) for arch in archs), label)
     return {label: fits[label] for label in different.values()}
 
@@ -325,11 +323,6 @@ def _weight_facts(arch: Arch) -> tuple[object, ...]:
 
 VALUE_LIKE = re.compile(r"(?:^|\.)(v_proj|value|v_lin|v|qkv|c_attn|query_key_value|qkv_proj|Wqkv|value_proj)\.weight$")
 CROSS_LIKE = re.compile(r"cross|encoder_attn|EncDecAttention|multihead_attn|mlp|head\.attention")
-
-
-def _has_other_values(names: Collection[str], explained: Collection[str]) -> bool:
-    """Whether self-attention of some other kind is left over, as in the second tower of a composite model."""
-    return any(VALUE_LIKE.search(name) and not CROSS_LIKE.search(name) and name not in explained for name in names)
 
 
 def gguf_form(arch: Arch) -> Arch:

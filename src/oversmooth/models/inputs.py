@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from oversmooth.errors import WrongBatch
-from oversmooth.models.identify import declared_for
 
 # --- what a model is fed: the kinds of input it takes, how large its images are, which token ids it knows ---
 
@@ -100,42 +99,6 @@ def longest_text(config: Mapping[str, Any], wanted: int) -> int:
     return min(wanted, positions - offset)
 
 
-def example_inputs(model: nn.Module, config: Mapping[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
-    """Random inputs that the model accepts, by the names of its `forward`; for checks, not for measurements.
-
-    Modules that are not transformers' are called with one positional tensor, under the name `""`.
-    """
-
-    def floats(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    def ids(sizes: Mapping[str, Any]) -> Tensor:
-        length = min(TOKENS, sizes.get("max_position_embeddings") or TOKENS)
-        return torch.randint(3, int(sizes.get("vocab_size") or 100), (1, length), generator=generator)
-
-    model_type = config["model_type"]
-    if model_type == "timm_vit":
-        return {"": floats(1, *image_shape(model, config))}
-    if model_type == "torch_encoder":
-        attention = next(part for part in model.modules() if isinstance(part, nn.MultiheadAttention))
-        shape = (1, TOKENS) if attention.batch_first else (TOKENS, 1)
-        return {"": floats(*shape, attention.embed_dim)}
-    found: dict[str, Tensor] = {}
-    main = getattr(model, "main_input_name", TEXT)
-    if main == "input_features":
-        found[main] = floats(1, config["num_mel_bins"], 2 * config["max_source_positions"])
-    elif main == "input_values":
-        stride = torch.tensor(config["conv_stride"]).prod().item()
-        found[main] = floats(1, int(stride) * (TOKENS + 8))
-    elif main == IMAGE or "vision_config" in config:
-        found[IMAGE] = floats(1, *image_shape(model, config))
-    if main == TEXT or "text_config" in config:
-        found[TEXT] = ids(config.get("text_config") or config)
-    if config.get("is_encoder_decoder"):
-        found["decoder_input_ids"] = ids({**config, "max_position_embeddings": config.get("max_target_positions")})
-    return found
-
-
 # --- what the config of a model of transformers says about its inputs, and inputs of these sizes ---
 
 FIRST_ID = 3
@@ -168,12 +131,17 @@ class InputSizes:
         return self.get("hidden_size", "d_model", "embed_dim", "n_embd", "dim", default=32)
 
     @property
+    def images(self) -> "InputSizes":
+        """What says the sizes of images: of models with two towers, the config of one of them."""
+        return self.inside("vision_config") if self.config.get("model_type") in TWO_TOWERS else self
+
+    @property
     def channels(self) -> int:
-        return self.get("num_channels", "in_channels", "in_chans", default=3)
+        return self.images.get("num_channels", "in_channels", "in_chans", default=3)
 
     @property
     def side(self) -> int:
-        return self.get("image_size", "img_size", "input_size", "crop_size", default=64)
+        return self.images.get("image_size", "img_size", "input_size", "crop_size", default=64)
 
     @property
     def patch(self) -> int:
@@ -528,15 +496,20 @@ SIDE_NAMES = ("img_size", "image_size", "input_size", "input_resolution")
 
 
 def examples(model: nn.Module, config: Mapping[str, Any], seed: int = 0) -> Iterator[dict[str, Tensor]]:
-    """Inputs to try in turn, the likeliest first."""
+    """Random inputs to try in turn, by the names of `forward`, the likeliest first; for checks, not for measurements.
+
+    Modules that are not transformers' are called with one positional tensor, under the name `""`.
+    """
     generator = torch.Generator().manual_seed(seed)
     if hasattr(model, "main_input_name"):
-        if declared_for(str(config.get("model_type"))):
-            yield example_inputs(model, config, generator)
         yield from transformers_examples(model, config, seed)
         return
-    if config.get("model_type") in OURS:
-        yield example_inputs(model, config, generator)
+    if config.get("model_type") == "timm_vit":
+        yield {"": torch.randn(1, *image_shape(model, config), generator=generator)}
+    elif config.get("model_type") == "torch_encoder":
+        attention = next(part for part in model.modules() if isinstance(part, nn.MultiheadAttention))
+        shape = (1, TOKENS) if attention.batch_first else (TOKENS, 1)
+        yield {"": torch.randn(*shape, attention.embed_dim, generator=generator)}
     required = _required(signature(model.forward).parameters)
     for first in _firsts(model, generator):
         for other in _others(first) if required[1:] else (first,):
@@ -561,10 +534,9 @@ def _shorter(first: Tensor) -> Tensor:
 
 
 def _others(first: Tensor) -> Iterator[Tensor]:
-    """What further required arguments could be, in the order that tells most.
+    """What further required arguments could be; another sequence of another length shows cross-attention, so it is first.
 
-    First another sequence of another length: cross-attention to the sequence that a block itself reads looks like
-    self-attention. Then another one of the same length; query, key and value of one sequence; masks that hide nothing.
+    Then another one of the same length; query, key and value of one sequence; masks that hide nothing.
     """
     if 2 <= first.ndim <= 3:
         yield _shorter(first)
@@ -573,10 +545,6 @@ def _others(first: Tensor) -> Iterator[Tensor]:
     if 2 <= first.ndim <= 3:
         for hides_nothing in (True, False):
             yield torch.full(first.shape[:2], hides_nothing)
-
-
-OURS = ("timm_vit", "torch_encoder")
-"""Names that we give models without a config of their own."""
 
 
 def _firsts(model: nn.Module, generator: torch.Generator) -> Iterator[Tensor]:

@@ -9,7 +9,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -180,8 +180,11 @@ def load_offloaded(source: Source, dtype: torch.dtype | None) -> nn.Module:
     if source.gguf_file:
         raise NotSupported("--offload", "for GGUF files", "transformers dequantises them as a whole", "Leave it out.")
     config, trusted = config_of(source), source.trust_remote_code
+    kind = dtype or getattr(config, "dtype", None)
+    if not isinstance(kind, torch.dtype):
+        name = next((name for name in source.store.names if name.endswith("weight")), None)
+        kind = source.store.read(name).dtype if name else torch.float32
     with accelerate.init_empty_weights(include_buffers=False):
-        kind = dtype or _stored_dtype(source, config)
         model = transformers.AutoModel.from_config(config, dtype=kind, trust_remote_code=trusted).eval()
     model.config.name_or_path = source.place
     names = _names_in_files(model, source)
@@ -193,14 +196,6 @@ def load_offloaded(source: Source, dtype: torch.dtype | None) -> nn.Module:
         unit.register_forward_pre_hook(partial(_load, members))
         unit.register_forward_hook(partial(_forget, members), always_call=True)
     return model
-
-
-def _stored_dtype(source: Source, config: Any) -> torch.dtype:
-    found = getattr(config, "dtype", None)
-    if isinstance(found, torch.dtype):
-        return found
-    name = next((name for name in source.store.names if name.endswith("weight")), None)
-    return source.store.read(name).dtype if name else torch.float32
 
 
 def _names_in_files(model: Any, source: Source) -> Mapping[str, str]:
@@ -259,17 +254,16 @@ def _units(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
             yield module, [module]
 
 
-def _load(members: Sequence[nn.Module], unit: nn.Module, args: object) -> None:
+def _load(members: Sequence[nn.Module], *_: object) -> None:
     for module in members:
         for attribute, read in module.__dict__.get(KEPT, {}).items():
             module._parameters[attribute] = nn.Parameter(read(), requires_grad=False)
 
 
-def _forget(members: Sequence[nn.Module], unit: nn.Module, args: object, output: object) -> None:
+def _forget(members: Sequence[nn.Module], *_: object) -> None:
     for module in members:
         for attribute in module.__dict__.get(KEPT, {}):
-            held = module._parameters[attribute]
-            if held is not None:
+            if (held := module._parameters[attribute]) is not None:
                 module._parameters[attribute] = nn.Parameter(torch.empty_like(held, device="meta"), requires_grad=False)
 
 
@@ -447,21 +441,19 @@ def _device(name: str) -> torch.device:
 
 @contextmanager
 def quiet_eval(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients, and the mode of every module back afterwards."""
+    """Eval mode without gradients; afterwards every module has its own mode again.
+
+    Compiled parts run as they were written: compiled code does not see hooks that were added later.
+    """
+    is_compiled = any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in model.modules())
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad(), _uncompiled(model):
+        with torch.no_grad(), torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
             yield
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def _uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
-    """Compiled parts run as they were written: compiled code does not see hooks that were added later."""
-    parts = [part for part in model.modules() if hasattr(part, "_orig_mod") or part._compiled_call_impl is not None]
-    return torch.compiler.set_stance("force_eager") if parts else nullcontext()
 
 
 def call_model(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
@@ -508,11 +500,6 @@ def head_for(source: Source, task: str | None) -> str:
         has = "no head" if found == "similarity" else f"a head for {found}"
         raise NotSupported(f"the task {task!r}", f"for {source.target}", f"its checkpoint has {has}")
     return task or found
-
-
-def has_own_head(source: Source, task: str) -> bool:
-    """Whether transformers loads another module for this task than without one."""
-    return source.module is None and task != "similarity" and not source.is_timm and source.place is not None
 
 
 def load_with_head(source: Source, verb: str, *, task: str) -> nn.Module:

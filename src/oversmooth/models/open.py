@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,30 +47,13 @@ from oversmooth.models.stores.store import (
     ReadLog,
     StateDict,
     TensorStore,
+    bytes_of,
     read_small,
 )
 from oversmooth.models.stores.torch_pickle import PickleStore
 from oversmooth.results import Provenance
 
-# --- checkpoints of constrained models: what `osm.bake` would have left is read ---
-
-_EIGENBASIS = re.compile(r"(?P<owner>.*)\bparametrizations\.(?P<tensor>\w+)\.0\.eigenbasis\.")
-"""Names under which a constrained model keeps what its value and output weights are made of."""
-
-
-def holds_an_eigenbasis(names: Collection[str]) -> bool:
-    return any(_EIGENBASIS.match(name) for name in names)
-
-
-def require_ordinary_weights(names: Collection[str], target: str) -> None:
-    """Refuses an eigenbasis that was saved without the ordinary weight that follows from it."""
-    for name in names:
-        match = _EIGENBASIS.match(name)
-        if match and match["owner"] + match["tensor"] not in names:
-            raise ForgottenBake(target, name)
-
-
-# --- how a model is opened and run: one set of options for every function that takes a target ---
+# --- how a model is opened and run: the options of every function that takes a target ---
 
 RUN_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -139,10 +122,10 @@ _LOCKS: WeakKeyDictionary[nn.Module, RLock] = WeakKeyDictionary()
 
 
 class WeightsHash:
-    """The hash of a module's value path, computed again only where something in it has changed.
+    """The hash of a module's value path, computed again only when something in it has changed.
 
-    Changes are seen by a checksum of every tensor, at a third of the cost: an edit through `.data` leaves the tensor's
-    version and its place in memory as they were.
+    Changes are seen by a checksum of every tensor, at a third of the cost: an edit through `.data` changes neither the
+    tensor's version nor its place in memory.
     """
 
     def __init__(self) -> None:
@@ -163,8 +146,7 @@ def _checksums(stacks: Sequence[Stack], read: Callable[[str], Tensor]) -> list[A
 
     def noted(name: str) -> Tensor:
         tensor = read(name)
-        numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        found.append((name, tensor.dtype, tensor.shape, zlib.crc32(numbers.data)))
+        found.append((name, tensor.dtype, tensor.shape, zlib.crc32(bytes_of(tensor))))
         return tensor
 
     for stack in stacks:
@@ -201,11 +183,11 @@ class LiveModel:
 
 
 class OpenedModel:
-    """A target opened once: what is loaded or found for one function is there for the next.
+    """A target opened once: what one function loads is there for the next.
 
-    Kept are the source, the module (one per task head: each is a model in memory), tokenizer and processor, and the hash of
-    the weights; never weights that were read, spectra or results. A module of your own is looked at anew by every function,
-    and is never moved or kept alive by anything else than this handle. Calls from several threads wait for each other.
+    It keeps the source, the module (one per task head: each is a model in memory), tokenizer and processor, and the hash of
+    the weights; never weights, spectra or results. Every function looks at a module of your own anew, and never moves it.
+    Calls from several threads wait for each other.
     """
 
     def __init__(self, target: "Target", **load: Unpack[LoadKeywords]):
@@ -234,11 +216,6 @@ class OpenedModel:
             opened = _open_module(self.source.module)
             self.source = replace(self.source, store=opened.store, config={**opened.config, **self.load.config()})
 
-    def stacks(self) -> tuple[Stack, ...]:
-        """The stacks of the target: given, declared, or found by running it."""
-        self.look_again()
-        return self.source.stacks()
-
     def module(self, task: str | None = None, *, verb: str = "run") -> nn.Module:
         """The module in eval mode with the head of a task, loaded when it is first asked for."""
         from oversmooth.models.live import is_offloaded, load_model, load_with_head, move, require_on
@@ -258,10 +235,10 @@ class OpenedModel:
             return self._modules[head]
 
     def _head(self, task: str | None) -> str | None:
-        """The task whose module is another one than that without a head."""
-        from oversmooth.models.live import has_own_head
-
-        return task if task is not None and has_own_head(self.source, task) else None
+        """The task, if transformers loads another module for it than without one."""
+        source = self.source
+        is_loaded = source.module is None and source.place is not None and not source.is_timm
+        return task if is_loaded and task != "similarity" else None
 
     def live(self, task: str | None = None, *, verb: str = "run") -> LiveModel:
         """The module as it is read at this moment; its stacks are found anew."""
@@ -328,11 +305,19 @@ def open_model(target: Target, **load: Unpack[LoadKeywords]) -> OpenedModel:
     return target
 
 
-# --- `open_source`: from what a user points at (folder, file, URL, hub id, timm name ---
+# --- from what a user points at to a source ---
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+WEIGHTS = (".safetensors", ".gguf", *PICKLES)
+EIGENBASIS = re.compile(r"(?P<owner>.*)\bparametrizations\.(?P<tensor>\w+)\.0\.eigenbasis\.")
+"""Names under which a constrained model keeps what its value and output weights are made of."""
+WHOLE_MODELS = (
+    *("model.safetensors", "model.safetensors.index.json"),
+    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+"""Files under which transformers saves a model, in the order in which they are looked for."""
 SHARD = re.compile(r"-\d+-of-\d+(?=\.(safetensors|bin)$)")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 HF_URL = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?(/(?P<rest>.+))?")
@@ -363,9 +348,10 @@ def _source(target: Target, load: LoadOptions) -> Source:
     if load.model_type and load.model_type not in known_model_types() and load.model_type not in REFUSED:
         raise UnknownArchitecture(load.model_type, known_model_types())
     if source.module is None:
-        require_ordinary_weights(source.store.names, source.target)
-    if source.module is None and not isinstance(source.store, QuantisedStore | AdaptedStore):
-        source = replace(source, store=unpacked(source.store, config, source.target, is_in_out=_is_in_out(config)))
+        _require_ordinary_weights(source)
+        if not isinstance(source.store, QuantisedStore | AdaptedStore):
+            store = unpacked(source.store, config, source.target, is_in_out=_is_in_out(config))
+            source = replace(source, store=store)
     return replace(
         source,
         config=config,
@@ -376,11 +362,18 @@ def _source(target: Target, load: LoadOptions) -> Source:
     )
 
 
+def _require_ordinary_weights(source: Source) -> None:
+    """Refuses an eigenbasis that was saved without the ordinary weight that follows from it."""
+    for name in source.store.names:
+        match = EIGENBASIS.match(name)
+        if match and match["owner"] + match["tensor"] not in source.store.names:
+            raise ForgottenBake(source.target, name)
+
+
 def _no_revision(revision: str, target: str) -> NotSupported:
+    reason = "only repositories of the hub have revisions"
     advice = "Give the name of a repository, OWNER/NAME, or hf://OWNER/NAME@REVISION."
-    return NotSupported(
-        f"revision={revision!r}", f"for {target}", "only repositories of the hub have revisions", advice
-    )
+    return NotSupported(f"revision={revision!r}", f"for {target}", reason, advice)
 
 
 def require_target(target: object) -> None:
@@ -436,7 +429,7 @@ def _open_path(target: str, base: str | None = None, revision: str | None = None
         source = _open_hub(str(_timm_hub_id(target)), None, "", target)
         return Source(target=target, kind="timm", config=source.config, store=source.store, place=f"timm:{target}")
     tried, advice, cause = ["a local file or folder"], "", None
-    if HUB_ID.fullmatch(target) and not target.endswith((".safetensors", ".gguf", *PICKLES)):
+    if HUB_ID.fullmatch(target) and not target.endswith(WEIGHTS):
         try:
             return _open_hub(target, revision, "", target)
         except RemoteUnavailable as error:
@@ -515,22 +508,17 @@ def _open_url(target: str) -> Source:
 def _split_file(path: str) -> tuple[str, str]:
     """`(folder, file)`; the file is empty where the path names a folder."""
     folder, _, last = path.rpartition("/")
-    is_file = last.endswith((".safetensors", ".gguf", ".json", *PICKLES))
+    is_file = last.endswith((*WEIGHTS, ".json"))
     return (folder, last) if is_file else (path, "")
 
 
 def _open_folder(folder: Folder, target: str, place: str | None) -> Source:
     config = _read_config(folder)
     listing = folder.listing()
-    for name in (
-        "model.safetensors",
-        "model.safetensors.index.json",
-        "pytorch_model.bin",
-        "pytorch_model.bin.index.json",
-    ):
+    for name in WHOLE_MODELS:
         if folder.has(name):
             return Source(target=target, kind="folder", config=config, store=_open_store(folder, name), place=place)
-    files = [name for name in listing or [] if name.endswith((".safetensors", ".gguf", *PICKLES))]
+    files = [name for name in listing or [] if name.endswith(WEIGHTS)]
     if any(name.endswith(".safetensors") for name in files):
         files = [name for name in files if not name.endswith(PICKLES)]
     files = [name for name in files if name not in ("training_args.bin", "optimizer.pt", "scheduler.pt")]

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from oversmooth.errors import MissingDependency, RemoteUnavailable, TargetNotFound, first_line
-from oversmooth.models.open import local_path
+from oversmooth.models.open import WHOLE_MODELS, local_path
 from oversmooth.results import Inspection
 
 SERIES = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)@(?P<first>[^/@]+?)\.\.(?P<last>[^/@]+)")
 NUMBERED = re.compile(r"(?P<before>.*?)(?P<number>\d{1,18})(?P<after>\D*)")
 CHECKPOINT = re.compile(r"checkpoint-(?P<number>\d{1,18})")
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ def steps_of(target: str) -> tuple[SeriesCheckpoint, ...]:
     if match := SERIES.fullmatch(target):
         return _revisions(target, match["repo"], match["first"], match["last"])
     path = local_path(target)
-    if path is None or not path.is_dir() or any((path / name).is_file() for name in WEIGHTS):
+    if path is None or not path.is_dir() or any((path / name).is_file() for name in WHOLE_MODELS):
         return ()
     found = [
         SeriesCheckpoint(int(match["number"]), str(entry))

@@ -31,7 +31,6 @@ from oversmooth.models.identify import (
     declared_for,
     declared_for_gguf,
     gguf_form,
-    known_gguf_architectures,
     known_model_types,
     resolve,
     without_extra,
@@ -167,7 +166,7 @@ def archs_of(given: Declaration) -> tuple[Arch, ...]:
     return (given,) if isinstance(given, Arch) else tuple(given)
 
 
-# --- identity -------------------------------------------------------------------------------------------------------
+# --- which declarations fit a source; what is refused ---
 
 
 def _refuse(source: Source) -> None:
@@ -195,8 +194,11 @@ def _says_plain(source: Source) -> bool:
 
 def _is_declared(source: Source) -> bool:
     """Whether families are declared for the model and for all its parts."""
-    has_any = any(True for _ in _by_model_type(source.model_type, source.config, ""))
-    return has_any and not any(True for _ in _undeclared(source.model_type, source.config, ""))
+    return _has_declared(source) and not any(True for _ in _undeclared(source.model_type, source.config, ""))
+
+
+def _has_declared(source: Source) -> bool:
+    return any(True for _ in _by_model_type(source.model_type, source.config, ""))
 
 
 def _discovery(source: Source) -> Discovery | None:
@@ -218,7 +220,7 @@ def _discovery(source: Source) -> Discovery | None:
             _given_stacks(replace(source, archs=found.archs))
         return found
     except (NotDiscovered, RefusedArchitecture, AdapterMismatch):
-        if any(True for _ in _by_model_type(source.model_type, source.config, "")):
+        if _has_declared(source):
             return None  # some parts are declared: they are read, and the others are named
         raise
 
@@ -258,10 +260,7 @@ def _declarations(source: Source) -> Iterator[tuple[Arch, Mapping[str, Any], str
     config = source.config
     if architecture := config.get("gguf_architecture"):
         said = declared_for(source.model_type) if config.get("model_type") else []
-        arch = gguf_form(said[0]) if said else declared_for_gguf(architecture)
-        if arch is None:
-            raise UnknownArchitecture(architecture, known_gguf_architectures())
-        yield arch, config, ""
+        yield gguf_form(said[0]) if said else declared_for_gguf(architecture), config, ""
     elif model_type := word(config, "model_type"):
         found = list(_by_model_type(model_type, config, ""))
         if not found:
@@ -353,6 +352,7 @@ def _stack(source: Source, label: str, arch: Arch, config: Mapping[str, Any], na
 def provenance_of(
     source: Source, stacks: Sequence[Stack], log: ReadLog, *, compute_dtype: str, seed: int | None = None
 ) -> Provenance:
+    hybrids = [stack for stack in stacks if len(stack.names.blocks) != stack.names.blocks_in_model]
     return Provenance(
         target=source.target,
         source=source.kind,
@@ -365,11 +365,9 @@ def provenance_of(
         compute_dtype=compute_dtype,
         versions=versions(),
         seed=seed,
-        hybrids=tuple(_share(stack) for stack in stacks if len(stack.names.blocks) != stack.names.blocks_in_model),
+        hybrids=tuple(
+            f"{stack.label}: ".removeprefix(": ") + f"{len(stack.names.blocks)} of {stack.names.blocks_in_model} blocks"
+            for stack in hybrids
+        ),
         discovery_error=max((stack.arch.proof for stack in stacks if stack.arch.proof is not None), default=None),
     )
-
-
-def _share(stack: Stack) -> str:
-    name = f"{stack.label}: " if stack.label else ""
-    return f"{name}{len(stack.names.blocks)} of {stack.names.blocks_in_model} blocks"

@@ -17,7 +17,7 @@ from oversmooth.errors import RUN_ERRORS, NotDiscovered, NotLive, RefusedArchite
 from oversmooth.models.declaration import Discovery
 from oversmooth.models.discovery.proof import EqualTokenCheck, Layered, equal_tokens, prepared
 from oversmooth.models.discovery.skeleton import discovered_on_disk
-from oversmooth.models.discovery.watch import discovered, known_inputs, placed, rediscovered
+from oversmooth.models.discovery.watch import discovered, known_inputs, placed, rediscovered, shapes_of
 from oversmooth.models.families import REFUSED
 from oversmooth.models.hooks.attention_maps import awaited
 from oversmooth.models.hooks.chain import Chain
@@ -31,12 +31,10 @@ from oversmooth.models.stores.module import ModuleStore, describe
 from oversmooth.models.stores.store import ReadLog
 from oversmooth.results import LayerCheck, StreamCheck, Verification
 
-# --- `verify`: the equal-token identity, which a wrong layout, transposition ---
+# --- `verify`: whether a declaration fits a live model ---
 
 TOLERANCE = 1e-4
 """Largest relative deviation that float32 models show; a wrong layout is off by about 1."""
-GIVEN = "{name: tensor}"
-"""How inputs are given; the name of a tensor by position is empty."""
 TOLERANCES = {torch.bfloat16: 0.05, torch.float16: 0.01}
 """What rounding alone explains in models that run in half precision."""
 
@@ -76,7 +74,9 @@ def _verified(
     try:
         checks, stream = _run(model, live.store, stacks, under_test, batch, torch.Generator().manual_seed(seed))
     except RUN_ERRORS as error:
-        raise _does_not_run(source.target, batch, error) from error
+        reason = f"it does not run on {shapes_of(batch)}: {first_line(error)}"
+        advice = "Give inputs that it accepts: osm.verify(model, inputs={name: tensor})."
+        raise NotLive(source.target, "verify", reason, advice) from error
     if stream.broken and not source.archs and not any(stack.arch.proof is not None for stack in stacks):
         with suppress(NotDiscovered, RefusedArchitecture):
             rediscovered(model, batch)  # the declaration reads another stream than the model's own
@@ -103,8 +103,7 @@ def _live(opened: OpenedModel, inputs: Mapping[str, Tensor] | None) -> LiveModel
     """The model in memory; one whose inputs nobody can make up is watched on those that were given."""
     model = opened.module(verb="verify")
     if is_offloaded(model):
-        reason = "its weights are read block by block; give --no-offload"
-        raise NotLive(opened.source.target, "verify", reason)
+        raise NotLive(opened.source.target, "verify", "its weights are read block by block; give --no-offload")
     try:
         return opened.live(verb="verify")
     except NotDiscovered:
@@ -112,12 +111,6 @@ def _live(opened: OpenedModel, inputs: Mapping[str, Tensor] | None) -> LiveModel
             raise
     discovered(model, describe(model), inputs=inputs)
     return opened.live(verb="verify")
-
-
-def _does_not_run(target: str, batch: Mapping[str, Tensor], error: Exception) -> NotLive:
-    shapes = ", ".join(f"{name or 'input'} {tuple(value.shape)}" for name, value in batch.items())
-    reason = f"it does not run on {shapes}: {first_line(error) or type(error).__name__}"
-    return NotLive(target, "verify", reason, f"Give inputs that it accepts: osm.verify(model, inputs={GIVEN}).")
 
 
 def _run(
@@ -151,7 +144,7 @@ def _layers(stacks: Sequence[Stack], log: ReadLog) -> Iterator[Layered]:
             yield block, one, stack.weights(position, log.read)
 
 
-# --- `discover`: the value path of any model that runs, as a declaration to keep, edit and pass on ---
+# --- `discover`: the declaration of any model that runs ---
 
 
 def discover(model: Target, inputs: Tensor | Mapping[str, Tensor] | None = None) -> Discovery:

@@ -173,3 +173,15 @@ def test_plain_transformers_opens_it_where_this_package_is_not_installed(code, t
 def test_a_call_without_inputs_says_what_to_give(code):
     with pytest.raises(ValueError, match="input_ids or inputs_embeds"):
         masked_lm(code).encoder()
+
+
+def test_loading_another_model_does_not_import_it():
+    code = (
+        "import sys\n"
+        "from oversmooth.models.live import load_model\n"
+        "from oversmooth.models.open import minilm_folder, open_source\n"
+        "load_model(open_source(minilm_folder()), 'run')\n"
+        "print('oversmooth.models.crammed_bert' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"

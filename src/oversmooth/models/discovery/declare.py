@@ -289,20 +289,18 @@ def shared(paths: Sequence[Sequence[str]]) -> list[str]:
     return [parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))]
 
 
-def distinct(templates: Sequence[str], tails: Sequence[str]) -> list[str]:
-    """The paths of stacks, those that are the same with what stands below them.
+def stack_labels(templates: Sequence[str], tails: Sequence[str]) -> list[str]:
+    """What tells stacks apart: the paths of their blocks and, where these are the same, `tails` below the blocks.
 
-    >>> distinct(["layers.{i}", "layers.{i}", "blocks.{i}"], [".self.out", ".cross.out", ".out"])
-    ['layers.{i}.self.out', 'layers.{i}.cross.out', 'blocks.{i}']
+    >>> stack_labels(["layers.{i}", "layers.{i}", "blocks.{i}"], [".self.out", ".cross.out", ".out"])
+    ['self', 'cross', 'blocks']
     """
-    return [
-        template + tail if templates.count(template) > 1 else template
-        for template, tail in zip(templates, tails, strict=True)
-    ]
+    pairs = zip(templates, tails, strict=True)
+    return labels_of([template + tail if templates.count(template) > 1 else template for template, tail in pairs])
 
 
 def labels_of(templates: Sequence[str]) -> list[str]:
-    """What tells the stacks apart, as short as possible: nothing where there is one.
+    """What tells paths apart, as short as possible: nothing if there is one.
 
     >>> labels_of(["encoder.text_model.layers.{i}", "encoder.vision_tower.layers.{i}", "decoder.layers.{i}"])
     ['text', 'vision', 'decoder']
@@ -456,8 +454,7 @@ def declared(
         one = seen.setdefault((layer.value.weight, layer.output.weight), DistinctLayer(layer, layout))
         one.order.append(order)
     stacks = stacks_of(list(seen.values()), [one.module for one in refused])
-    tails = [tails_of(members[0])[1] for _, members in stacks]
-    labels = labels_of(distinct([template for template, _ in stacks], tails))
+    labels = stack_labels([template for template, _ in stacks], [tails_of(members[0])[1] for _, members in stacks])
     inner = {call.path for layer in found for call in layer.norms.values()}
     archs = []
     for (template, members), label in zip(stacks, labels, strict=True):
@@ -500,7 +497,6 @@ def _arch(trace: Trace, template: str, members: list[DistinctLayer], inner: Coll
         n_kv="shape" if is_plain else layout.n_kv,
         d_head="config" if is_plain else layout.d_head,
         token_axis=0 if len(stream) == 3 and stream[0] == mixing.keys != stream[1] else 1,
-        is_windowed=math.prod(stream[1:-1]) > mixing.keys * max(1, len(first.mixings)) and stream[0] != mixing.keys,
         is_hybrid=_is_hybrid(trace, template, [one.index for one in members]),
         branch_gain=first.branch.factor,
         norms_without_weight=without,

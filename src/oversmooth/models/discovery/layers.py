@@ -449,9 +449,11 @@ def _form(trace: Trace, layer: FoundLayer) -> None:
     elif branch.norm_on_branch is not None:
         layer.residual = "sandwich"
         layer.norms["attn_branch_norm"] = branch.norm_on_branch
-    elif branch.norm_before is None and after is not None and _only_reader(branch.total, after):
-        layer.residual = "post"
-        layer.norms["attn_norm"] = after
+    elif branch.norm_before is None and after is not None:
+        inside = f"{after.path}."
+        if all(f"{use.module}.".startswith(inside) or use is after.made for use in uses(branch.total)):
+            layer.residual = "post"  # the norm is all that reads the sum, so the stream continues behind it
+            layer.norms["attn_norm"] = after
 
 
 def _joined_by_another(branch: Branch) -> bool:
@@ -467,13 +469,6 @@ def _joined_by_another(branch: Branch) -> bool:
 def _reader(trace: Trace, node: Node, width: int) -> NormCall | None:
     """The first norm that reads a tensor as features of a width; not several tokens side by side, as a merger does."""
     return next((call for call in trace.norms if call.read is node.root and width in call.shape), None)
-
-
-def _only_reader(node: Node, norm: NormCall) -> bool:
-    """Whether a norm is all that reads a tensor: then the stream goes on behind it."""
-    return all(
-        use.module == norm.path or use.module.startswith(f"{norm.path}.") or use is norm.made for use in uses(node)
-    )
 
 
 def _after(layer: FoundLayer, sub: str, total: Node) -> Node:

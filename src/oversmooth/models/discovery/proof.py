@@ -22,7 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from oversmooth.models.canonical import AttentionWeights, TokenGains, ValueChain, epsilon_of
 from oversmooth.models.discovery.operations import MOVES, Parameters, plain_operations
-from oversmooth.models.hooks.attention_maps import AttentionMaps, NextAttention, blocks_watched
+from oversmooth.models.hooks.attention_maps import AttentionMaps, Layer, NextAttention, blocks_watched
 from oversmooth.models.identify import BlockNames
 from oversmooth.models.stores.module import ModuleStore
 
@@ -89,17 +89,13 @@ def prepared(
                 epsilon={role: epsilon_of(store.norm(names)) for role, names in block.norms.items()},
             )
             if one.has_gains:
-                check.gains = partial(_gains, take, one)
+                check.gains = partial(_gains_of, take, one)
             checks.append(check)
         yield checks
 
 
-def _gains(take: Callable[[tuple[str, int]], AttentionMaps], one: NextAttention) -> TokenGains:
-    """Of every token of a batch, one sequence after the other; sums of rows are gains here."""
-    maps = take(one.layer)
-    found = [maps.all_gains(sequence) for sequence in range(maps.sequences)]
-    after = [part.after for part in found if part.after is not None]
-    return TokenGains(torch.cat([part.before for part in found]), torch.cat(after) if after else None)
+def _gains_of(take: Callable[[Layer], AttentionMaps], one: NextAttention) -> TokenGains:
+    return take(one.layer).all_gains()
 
 
 class _EqualTokens(TorchDispatchMode):

@@ -209,7 +209,10 @@ def _kind(trace: "Trace", op: str, codes: Tensor, other: Any, *, is_first: bool)
     top = float(theirs.max()) if theirs is not None and theirs.numel() else -1.0
     is_mixed = top >= 0 and isinstance(trace.sources[int(top // SHIFT)], AttentionTimesValues)
     if op in ("sub", "sub_"):
-        return "differential" if is_first and is_mixed and _same_values(trace, codes, theirs) else ""
+        if not is_first or not is_mixed or theirs is None or theirs.shape != codes.shape:
+            return ""
+        first, second = (_values(trace, part) for part in (codes, theirs))  # mixed by two attentions
+        return "differential" if first is not None and second is not None and torch.equal(first, second) else ""
     if is_mixed or (op.startswith("div") and not is_first):
         return ""
     return "sink" if isinstance(other, Tensor) and _is_from_row_sums(trace.node(other)) else "gate"
@@ -223,14 +226,6 @@ def _is_from_row_sums(node: "Node") -> bool:
         if any(one.op == "logsumexp" for one in waiting):
             return True
     return False
-
-
-def _same_values(trace: "Trace", codes: Tensor, theirs: Tensor | None) -> bool:
-    """Whether two tensors of mixed heads hold the same value channels, mixed by different attentions."""
-    if theirs is None or theirs.shape != codes.shape:
-        return False
-    first, second = (_values(trace, part) for part in (codes, theirs))
-    return first is not None and second is not None and torch.equal(first, second)
 
 
 def _values(trace: "Trace", codes: Tensor) -> Tensor | None:

@@ -28,6 +28,7 @@ from oversmooth.models.discovery.watch import discovered, own_stack
 from oversmooth.models.identify import BlockNames, TensorNames
 from oversmooth.models.live import silenced
 from oversmooth.models.stores.module import describe, tensors_of
+from oversmooth.models.stores.store import bytes_of
 
 # --- sizes of small models of transformers, by the names that configs have for them ---
 
@@ -237,12 +238,17 @@ def discovered_on_disk(config: Mapping[str, Any]) -> Discovery | None:
 @lru_cache(maxsize=8)
 def _discovered(settled: str) -> Discovery | None:
     config = json.loads(settled)
-    model = _skeleton(config)
+    model: Any = _skeleton(config)
     if model is None:
         return None
     found = discovered(model, describe(model))
     tensors = {name: getattr(owner, attribute).detach() for name, (owner, attribute) in tensors_of(model).items()}
-    saved = tensors if "architecture" in config else _saved(model)
+    saved = tensors
+    if "architecture" not in config:
+        with tempfile.TemporaryDirectory() as folder, silenced():
+            model.save_pretrained(folder, max_shard_size="500GB")
+            files = [load_file(file) for file in Path(folder).glob("*.safetensors")]
+        saved = {name: value for tensors_in_file in files for name, value in tensors_in_file.items()}
     return replace(found, archs=tuple(_renamed(arch, tensors, saved) for arch in found.archs))
 
 
@@ -283,13 +289,6 @@ def _timm_skeleton(config: Mapping[str, Any]) -> nn.Module | None:
     return model.eval()
 
 
-def _saved(model: Any) -> dict[str, Tensor]:
-    """The tensors of a model by the names that it has on disk."""
-    with tempfile.TemporaryDirectory() as folder, silenced():
-        model.save_pretrained(folder, max_shard_size="500GB")
-        return {name: value for file in Path(folder).glob("*.safetensors") for name, value in load_file(file).items()}
-
-
 def _renamed(arch: Arch, live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> Arch:
     """The declaration in the names on disk."""
     by_content = {_content(tensor): name for name, tensor in reversed(list(saved.items()))}
@@ -297,84 +296,70 @@ def _renamed(arch: Arch, live: Mapping[str, Tensor], saved: Mapping[str, Tensor]
     def on_disk(name: str | None) -> str:
         return "" if not name else by_content.get(_content(live[name]), "")
 
-    blocks = own_stack(arch, live.keys()).blocks
-    found = [_Block(block, on_disk) for block in blocks]
+    def pair(names: TensorNames) -> TensorNames:
+        return TensorNames(on_disk(names.weight), on_disk(names.bias) or None, names.module)
+
+    stack = own_stack(arch, live.keys())
+    found = [
+        replace(
+            block,
+            value=pair(block.value),
+            output=pair(block.output),
+            latent=None if block.latent is None else pair(block.latent),
+            norms={role: pair(names) for role, names in block.norms.items() if names.weight},
+            gain=on_disk(block.gain),
+        )
+        for block in stack.blocks
+    ]
     if not all(block.output.weight for block in found):
-        raise NotDiscovered(arch.name, f"{blocks[0].output.weight} is stored in another form", "Declare it by hand.")
+        name = stack.blocks[0].output.weight
+        raise NotDiscovered(arch.name, f"{name} is stored in another form", "Declare it by hand.")
     if not all(block.value.weight for block in found):
-        weights = [assemble(arch, sizes_of({}, arch), block, live.__getitem__, 1.0) for block in blocks]
+        weights = [assemble(arch, sizes_of({}, arch), block, live.__getitem__, 1.0) for block in stack.blocks]
         arch, found = _regrouped(arch, found, weights, saved)
-    template = _template(arch, [(block.index, block.output.weight) for block in found])
-    paths = _paths(template, found, arch.paths)
-    final = own_stack(arch, live.keys()).final_norm
+    paths = _paths(_template(arch, found), found, arch.paths)
+    final = stack.final_norm
     if final is not None and on_disk(final.weight):
         paths = replace(paths, final_norm=spelled("", 0, on_disk(final.weight), on_disk(final.bias)))
-    return replace(arch, paths=paths, passes=(), n_heads=_one(arch))
-
-
-def _one(arch: Arch) -> int | tuple[int, ...]:
-    heads = arch.n_heads
-    assert heads != "config", "a discovered declaration knows its heads"
-    if isinstance(heads, tuple):
+    if isinstance(arch.n_heads, tuple):
         raise NotDiscovered(arch.name, "its blocks have different numbers of heads", "Load the model and inspect that.")
-    return heads
-
-
-class _Block:
-    """The names on disk of one block."""
-
-    def __init__(self, block: BlockNames, on_disk: Any):
-        def pair(names: TensorNames) -> TensorNames:
-            return TensorNames(on_disk(names.weight), on_disk(names.bias) or None, names.module)
-
-        self.index, self.is_fused = block.index, block.is_fused
-        self.value, self.output = pair(block.value), pair(block.output)
-        self.latent = None if block.latent is None else pair(block.latent)
-        self.norms = {role: pair(names) for role, names in block.norms.items() if names.weight}
-        self.gain = on_disk(block.gain)
+    return replace(arch, paths=paths, passes=())
 
 
 def _regrouped(
-    arch: Arch, found: Sequence[_Block], weights: Sequence[AttentionWeights], saved: Mapping[str, Tensor]
-) -> tuple[Arch, list[_Block]]:
+    arch: Arch, found: Sequence[BlockNames], weights: Sequence[AttentionWeights], saved: Mapping[str, Tensor]
+) -> tuple[Arch, list[BlockNames]]:
     """Values that are stored together with queries and keys on disk and apart in memory, or the other way round."""
-    form = None
+    form, blocks = None, []
     for block, canonical in zip(found, weights, strict=True):
         values = canonical.w_v.flatten(0, 1)
-        holder = next((name for name, tensor in saved.items() if _holds(tensor, values[0])), None)
+        matrices = {name: tensor for name, tensor in saved.items() if tensor.shape[1:] == values[0].shape}
+        holder = next((name for name, tensor in matrices.items() if (tensor == values[0]).all(1).any()), None)
         if holder is None:
             raise NotDiscovered(arch.name, f"the values of block {block.index} are in no tensor on disk", "Declare it.")
-        rows = _rows(saved[holder], values)
+        where = {_content(row): index for index, row in enumerate(saved[holder])}
+        rows = torch.tensor([where.get(_content(row), -1) for row in values])
         try:
             form = fused_form(rows.reshape(canonical.n_kv, canonical.d_head), canonical.n_heads, len(saved[holder]))
         except Irregular as error:
             raise NotDiscovered(arch.name, f"on disk {error}", "Declare it by hand.") from error
-        block.value, block.is_fused = TensorNames(holder, None), form is not None
+        blocks.append(replace(block, value=TensorNames(holder, None), is_fused=form is not None))
     if form is None:
-        return replace(arch, n_kv="shape", d_head="config"), list(found)
-    return replace(arch, fused=form, n_kv=weights[0].n_kv, d_head=weights[0].d_head), list(found)
+        return replace(arch, n_kv="shape", d_head="config"), blocks
+    return replace(arch, fused=form, n_kv=weights[0].n_kv, d_head=weights[0].d_head), blocks
 
 
-def _holds(tensor: Tensor, row: Tensor) -> bool:
-    return tensor.ndim == 2 and tensor.shape[1] == len(row) and bool((tensor == row).all(1).any())
-
-
-def _rows(tensor: Tensor, values: Tensor) -> Tensor:
-    where = {_content(row): index for index, row in enumerate(tensor)}
-    return torch.tensor([where.get(_content(row), -1) for row in values])
-
-
-def _template(arch: Arch, outputs: Sequence[tuple[int, str]]) -> str:
+def _template(arch: Arch, blocks: Sequence[BlockNames]) -> str:
     """The path of blocks on disk: the number that is the block's in every name."""
-    index, name = outputs[0]
-    for place, number in enumerate(NUMBER.findall(name)):
-        if all(NUMBER.findall(other)[place] == str(i) for i, other in outputs) and number == str(index):
+    name = blocks[0].output.weight
+    for place in range(len(NUMBER.findall(name))):
+        if all(NUMBER.findall(block.output.weight)[place] == str(block.index) for block in blocks):
             return template_of(name, place)
     raise NotDiscovered(arch.name, f"blocks on disk have no numbers of their own ({name})", "Declare it by hand.")
 
 
-def _paths(template: str, found: Sequence[_Block], live: Paths) -> Paths:
-    def common(pairs: Sequence[tuple[_Block, TensorNames]]) -> str:
+def _paths(template: str, found: Sequence[BlockNames], live: Paths) -> Paths:
+    def common(pairs: Sequence[tuple[BlockNames, TensorNames]]) -> str:
         paths = [
             spelled(template.replace("{i}", str(block.index)), block.index, names.weight, names.bias or "")
             for block, names in pairs
@@ -384,15 +369,16 @@ def _paths(template: str, found: Sequence[_Block], live: Paths) -> Paths:
 
     value = common([(block, block.value) for block in found])
     latents = [(block, block.latent) for block in found if block.latent is not None]
-    gains = [block for block in found if block.gain]
-    first = template.replace("{i}", str(gains[0].index)) if gains else ""
+    gains = [
+        relative(template.replace("{i}", str(block.index)), block.index, block.gain) for block in found if block.gain
+    ]
     return Paths(
         block=template,
         o=common([(block, block.output) for block in found]),
         latent=common(latents),
         v="" if found[0].is_fused else value,
         qkv=value if found[0].is_fused else "",
-        attn_gain=relative(first, gains[0].index, gains[0].gain) if gains else "",
+        attn_gain=gains[0] if gains else "",
         **{
             role: common([(block, block.norms[role]) for block in found if role in block.norms])
             or (getattr(live, role) if role in NORM_ROLES and not any(role in block.norms for block in found) else "")
@@ -402,7 +388,4 @@ def _paths(template: str, found: Sequence[_Block], live: Paths) -> Paths:
 
 
 def _content(tensor: Tensor) -> str:
-    plain = tensor.detach().contiguous().reshape(-1)
-    return (
-        f"{tuple(tensor.shape)} {hashlib.sha1(plain.view(torch.uint8).numpy().data, usedforsecurity=False).hexdigest()}"
-    )
+    return f"{tuple(tensor.shape)} {hashlib.sha1(bytes_of(tensor), usedforsecurity=False).hexdigest()}"

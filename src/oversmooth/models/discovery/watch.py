@@ -21,7 +21,7 @@ from oversmooth.errors import (
 )
 from oversmooth.models.canonical import assemble
 from oversmooth.models.declaration import Arch, Discovery, LeftOut, sizes_of
-from oversmooth.models.discovery.declare import declared, distinct, labels_of
+from oversmooth.models.discovery.declare import declared, stack_labels
 from oversmooth.models.discovery.layers import Refused, layers_of
 from oversmooth.models.discovery.proof import Layered, equal_tokens, prepared
 from oversmooth.models.discovery.trace import traced
@@ -45,9 +45,7 @@ NO_SELF_ATTENTION = "no self-attention"
 """Kind of the refusal of a model that has such attention only."""
 
 
-def discover_module(
-    model: nn.Module, inputs: Mapping[str, Tensor], *, target: str, kind: str = "text", seed: int = 0
-) -> Discovery:
+def discover_module(model: nn.Module, inputs: Mapping[str, Tensor], *, target: str, kind: str = "text") -> Discovery:
     """Finds and proves the value path of every attention that the model runs on the inputs; two forward passes.
 
     Raises `RefusedArchitecture` where the theory covers none of its attention, with the module that stands in the way,
@@ -64,7 +62,7 @@ def discover_module(
         left_out = tuple(_left_out(refused))
         if not archs:
             _refuse(target, left_out, [mixing.keys for mixing in trace.mixings], trace.kernels)
-        proved = _prove(model, inputs, archs, tensors, store, target, seed)
+        proved = _prove(model, inputs, archs, tensors, store, target)
     return Discovery(
         target=target,
         archs=proved,
@@ -107,7 +105,6 @@ def _prove(
     tensors: Mapping[str, Tensor],
     store: ModuleStore,
     target: str,
-    seed: int,
 ) -> tuple[Arch, ...]:
     """The declarations with the error of their equal-token identity, from one more pass; raises where it is too large."""
     layers: list[Layered] = []
@@ -118,8 +115,7 @@ def _prove(
         for position, block in enumerate(blocks):
             weights = assemble(arch, sizes_of({}, arch), block, lambda name: tensors[name].detach(), arch.branch_gain)
             layers.append((block, awaited(arch.name, position, block, weights.n_heads, arch), weights))
-    generator = torch.Generator().manual_seed(seed)
-    with prepared(layers, store, generator) as found, equal_tokens(tensors, found):
+    with prepared(layers, store, torch.Generator().manual_seed(0)) as found, equal_tokens(tensors, found):
         try:
             _run(model, inputs, target)
         except NoAttentionMaps as error:
@@ -231,19 +227,14 @@ def watch(model: nn.Module, config: Mapping[str, Any]) -> tuple[Discovery, Mappi
             left_out.append(LeftOut(where=path, kind="not run", reason=error.found))
     if not parts:
         assert failed is not None, "a model that was not found has a reason"
-        raise _refusal(target, failed, left_out)
+        own = [one for one in left_out if one.kind not in ("not run", "no attention")]
+        if isinstance(failed, NotDiscovered) and own:  # a tower's own reason says more than a whole that does not run
+            raise RefusedArchitecture(target, own[0].reason, own[0].kind)
+        raise failed
     # A tower that does not run by itself is not left out where the towers inside of it were run.
     ran_inside = {one.where for one in left_out if any(path.startswith(f"{one.where}.") for path in reached)}
     kept = [one for one in left_out if one.kind != "not run" or one.where not in ran_inside]
     return joined(target, parts, kept), fed
-
-
-def _refusal(target: str, failed: OversmoothError, left_out: Sequence[LeftOut]) -> OversmoothError:
-    """A tower's own reason says more than a whole that does not run."""
-    own = [one for one in left_out if one.kind not in ("not run", "no attention")]
-    if isinstance(failed, NotDiscovered) and own:
-        return RefusedArchitecture(target, own[0].reason, own[0].kind)
-    return failed
 
 
 def towers_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -261,9 +252,7 @@ def towers_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _watch_one(model: nn.Module, config: Mapping[str, Any], target: str) -> tuple[Discovery, Mapping[str, Tensor]]:
     failed: NotDiscovered | RefusedArchitecture | None = None
-    for tried, example in enumerate(examples(model, config)):
-        if tried == TRIES:
-            break
+    for example in islice(examples(model, config), TRIES):
         found: tuple[Discovery, Mapping[str, Tensor]] | None = None
         for inputs in (example, *with_memory(model, example)):
             fed = placed(model, inputs)
@@ -290,7 +279,7 @@ def _watch_one(model: nn.Module, config: Mapping[str, Any], target: str) -> tupl
 def joined(target: str, parts: Sequence[tuple[str, Discovery]], left_out: Sequence[LeftOut]) -> Discovery:
     """One discovery of all parts, each stack under the name of its tower."""
     archs = [_under(path, arch) for path, part in parts for arch in part.archs]
-    labels = labels_of(distinct([arch.paths.block for arch in archs], [f".{arch.paths.o}" for arch in archs]))
+    labels = stack_labels([arch.paths.block for arch in archs], [f".{arch.paths.o}" for arch in archs])
     named = tuple(
         replace(arch, stack=label, name=f"{target}.{label}" if label else target)
         for arch, label in zip(archs, labels, strict=True)

@@ -183,20 +183,19 @@ class AttentionMaps:
         gains = self.written.of(sequence, len(attention)).of(keep, dtype)
         return attention, gains if sums is None else gains.times(sums)
 
-    @property
-    def sequences(self) -> int:
-        """In the batch, where gains were followed."""
+    def all_gains(self) -> TokenGains:
+        """The gains of every token, one sequence after the other, with what the rows of its attention sum to."""
         assert self.written is not None
-        return len(self.written.before)
-
-    def all_gains(self, sequence: int) -> TokenGains:
-        """The gains of every token of a sequence, with what the rows of its attention sum to."""
-        assert self.written is not None
-        found = self.of_sequence(sequence).double()
-        if self.written.subtracted is not None:
-            found = _difference(self.layer, found, self.written.subtracted)
-        keep = torch.ones(found.shape[1], dtype=torch.bool)
-        return self.written.of(sequence, len(found)).of(keep, torch.float64).times(found.sum(-1))
+        found = []
+        for sequence in range(len(self.written.before)):
+            attention = self.of_sequence(sequence).double()
+            if self.written.subtracted is not None:
+                attention = _difference(self.layer, attention, self.written.subtracted)
+            keep = torch.ones(attention.shape[1], dtype=torch.bool)
+            gains = self.written.of(sequence, len(attention)).of(keep, torch.float64)
+            found.append(gains.times(attention.sum(-1)))
+        after = [part.after for part in found if part.after is not None]
+        return TokenGains(torch.cat([part.before for part in found]), torch.cat(after) if after else None)
 
     def of(
         self, sequence: int, keep: Bool[Tensor, " token"], dtype: torch.dtype = torch.float32

@@ -234,7 +234,7 @@ class StackChain:
     """What is known of one stack while the model runs; the hooks of its blocks report to it."""
 
     def __init__(self, chain: "Chain", stack: "Stack"):
-        self._chain = chain
+        self.chain = chain
         self._label = stack.label
         self._token_axis = stack.arch.token_axis
         self.writers = {block.output.weight.rpartition(".")[0] for block in stack.names.blocks}
@@ -287,11 +287,11 @@ class StackChain:
 
     def began(self, words: str, h: Tensor) -> None:
         """The stream begins."""
-        self.last, self.in_block, self.is_over, self._chain.inside = None, True, False, True
+        self.last, self.in_block, self.is_over, self.chain.inside = None, True, False, True
         for kept in (self.past, self.calls, self.other_reads):
             kept.clear()
         self.is_handed_over, self.read_by, self.goes_on = False, "", ""
-        for other in self._chain.stacks.values():
+        for other in self.chain.stacks.values():
             if other.is_over and not other.read_by and other._goes_on_in(other._as_in_model(h)):
                 other.is_handed_over, other.read_by = True, words
         self._reached(words, self._as_in_model(h))
@@ -308,7 +308,7 @@ class StackChain:
     def entered(self, block: str, h: Tensor, *, over_other: bool) -> bool:
         """A block reads the stream; whether something other than a declared block changed it since it was last seen."""
         words, last, acts_between, h = f"the input of {block or 'the block'}", self.last, False, self._as_in_model(h)
-        self._chain.inside = self.in_block = True
+        self.chain.inside = self.in_block = True
         self.is_over = False
         if last is not None:
             self.links += 1
@@ -318,7 +318,7 @@ class StackChain:
                 if names is None:
                     self.broken.append((last.words, words))
                 else:
-                    self._chain.named |= set(names)
+                    self.chain.named |= set(names)
                     self.between[words] = ", ".join(dict.fromkeys(names))
                 if over_other:
                     self.between.pop(words, None)
@@ -342,7 +342,7 @@ class StackChain:
         unit = max(last.unit, unit_of(h.dtype))
         sources = [(place.words, place.sample) for place in self.past if place.numel == h.numel()]
         sources += [(call.path, call.gave) for call in self.calls if call.numel == h.numel()]
-        sources += self._chain.parameters_for(h)
+        sources += self.chain.parameters_for(h)
         for one in reversed(reached):
             if len(one) == len(target) and is_sum(target, torch.zeros_like(one), one, unit):
                 return [*through, "a constant factor"]
@@ -454,15 +454,11 @@ class StackChain:
 
     def left(self, *, is_last: bool) -> None:
         """A block has ended."""
-        self.in_block, self.is_over, self.over_since = False, is_last, self._chain.begun
+        self.in_block, self.is_over, self.over_since = False, is_last, self.chain.begun
         self.written = None
         self.calls.clear()
         if is_last:
-            self._chain.inside = False
-
-    def writes_into_stream(self) -> None:
-        """A block wrote into the stream that it was given."""
-        self._chain.writes_into_stream = True
+            self.chain.inside = False
 
     # --- what ran beside the blocks, and what is behind the last one ---
 
@@ -520,7 +516,7 @@ class StackChain:
             self.read_by = "a constant factor"
             return ""
         sources = [(place.words, place.sample) for place in self.past if place.numel == last.numel]
-        sources += [] if last.tensor is None else self._chain.parameters_for(last.tensor)
+        sources += [] if last.tensor is None else self.chain.parameters_for(last.tensor)
         for total in shown:
             for name, other in sources:
                 if is_mixture(total, last.sample, other, last.unit):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -55,7 +55,8 @@ class BlockTap:
         value_owner = self.tap.store.owner(self.names.value.weight)
         if isinstance(value_owner, nn.MultiheadAttention) and not self.names.norms:
             yield value_owner.register_forward_pre_hook(self._enter, with_kwargs=True)
-            yield value_owner.register_forward_hook(self._bare_attention)
+            yield self._on_output(value_owner, partial(self._add, "attn"))  # onto the input of the module itself
+            yield value_owner.register_forward_hook(lambda module, args, output: self._left())
             return
         block = self.tap.store.module(self.names.path)
         yield block.register_forward_pre_hook(self._enter, with_kwargs=True)
@@ -143,13 +144,14 @@ class BlockTap:
     def added(self, sub: str, h: Tensor) -> None:
         """The stream is `h` after the branch of `sub` was added."""
         if self.tap.chain is not None and version_of(self.x) != self._version:
-            self.tap.chain.writes_into_stream()
+            self.tap.chain.chain.writes_into_stream = True
         if self.tap.chain is not None and self._received and sub == "attn":
             self.tap.chain.adds_to(self._received, h)
             self._received = []
         h = self.tap.own(h)
         self._added_in_chain(NAME_OF[sub], h, is_attention=sub == "attn")
-        self.tap.emit_difference(f"{sub}_branch", h, self.x)
+        if self.tap.wants(f"{sub}_branch"):
+            self.tap.emit(f"{sub}_branch", h - self.x)
         self.tap.emit(f"{sub}_sum", h)
         self._hold(h)
 
@@ -169,19 +171,12 @@ class BlockTap:
         yield before.register_forward_pre_hook(self._enter_behind, with_kwargs=True)
         if paths.after:
             after = self.tap.store.module(inside(block.path, paths.after, block.index))
-            yield self._on_received(after, self._sum_reached)
+            yield self.tap.on_received(after, self._sum_reached)
         norm = self._norm("attn_norm")
         if norm is not None and self.arch.residual == "post":
-            yield norm.register_forward_hook(
-                lambda module, args, output: self._normed("attn", self.tap.batched(returned(output)))
-            )
+            yield self.tap.on_returned(norm, partial(self._normed, "attn"))
         if paths.end and block.position == len(self.tap.stack.names.blocks) - 1:
-            yield self._on_received(self.tap.store.module(paths.end), self.tap.ended)
-
-    def _on_received(self, module: nn.Module, act: Callable[[Tensor], None]) -> Any:
-        return module.register_forward_pre_hook(
-            lambda module, args, kwargs: act(self.tap.batched(received(args, kwargs))), with_kwargs=True
-        )
+            yield self.tap.on_received(self.tap.store.module(paths.end), self.tap.ended)
 
     def _enter_behind(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The stream before attention is also the stream after the block before."""
@@ -204,16 +199,14 @@ class BlockTap:
                 yield self._sum_at(norm, previous)
             elif self.arch.proof is not None:
                 yield norm.register_forward_pre_hook(lambda module, args: self._begin(self._features(args[0])))
-            yield self._emit_output(norm, f"{sub}_norm")
+            yield self._on_output(norm, partial(self.tap.emit, f"{sub}_norm"))
 
     def _attach_post(self) -> Iterator[Any]:
         for sub in self.subs:
             norm = self._norm(f"{sub}_norm")
             assert norm is not None, "a post-norm block has a norm after every sum"
             yield self._sum_at(norm, sub)
-            yield norm.register_forward_hook(
-                lambda module, args, output, sub=sub: self._normed(sub, self._features(output))
-            )
+            yield self._on_output(norm, partial(self._normed, sub))
 
     def _normed(self, sub: str, h: Tensor) -> None:
         if self.tap.chain is not None:
@@ -228,33 +221,26 @@ class BlockTap:
             norm, branch_norm = self._norm(f"{sub}_norm"), self._norm(f"{sub}_branch_norm")
             assert branch_norm is not None, "a sandwich block has a norm on every branch"
             if norm is not None:
-                yield self._emit_output(norm, f"{sub}_norm")
-            yield branch_norm.register_forward_hook(
-                lambda module, args, output, sub=sub: self.added(sub, self.x + self._features(output))
-            )
+                yield self._on_output(norm, partial(self.tap.emit, f"{sub}_norm"))
+            yield self._on_output(branch_norm, partial(self._add, sub))
 
     def _attach_parallel(self) -> Iterator[Any]:
         for sub in self.subs:
             norm = self._norm(f"{sub}_norm")
             if norm is not None:
-                yield self._emit_output(norm, f"{sub}_norm")
-        output_projection = self.tap.store.owner(self.names.output.weight)
+                yield self._on_output(norm, partial(self.tap.emit, f"{sub}_norm"))
         # The feed-forward may run first in the block's code; the stream is the block's input either way.
-        yield output_projection.register_forward_hook(
-            lambda module, args, output: self.added("attn", self.x + self._features(output))
-        )
+        yield self._on_output(self.tap.store.owner(self.names.output.weight), partial(self._add, "attn"))
 
     def _sum_at(self, norm: nn.Module, sub: str) -> Any:
         """A norm that reads the stream after the branch of a sub-block was added."""
         return norm.register_forward_pre_hook(lambda module, args: self.added(sub, self._features(args[0])))
 
-    def _emit_output(self, norm: nn.Module, name: str) -> Any:
-        return norm.register_forward_hook(lambda module, args, output: self.tap.emit(name, self._features(output)))
+    def _on_output(self, module: nn.Module, act: Callable[[Tensor], None]) -> Any:
+        return module.register_forward_hook(lambda module, args, output: act(self._features(output)))
 
-    def _bare_attention(self, module: nn.Module, args: object, output: Any) -> None:
-        """A bare attention module: what is added is its output, onto its own input."""
-        self.added("attn", self.x + self._features(output))
-        self._left()
+    def _add(self, sub: str, branch: Tensor) -> None:
+        self.added(sub, self.x + branch)
 
 
 # --- hooks that report hidden states during a forward pass ---
@@ -356,9 +342,12 @@ class StackTap:
         if self.chain is not None and self.depth:
             self.chain.left(is_last=self.depth == self.last)
 
+    def wants(self, name: str) -> bool:
+        return self._wants(name, self.stack)
+
     def emit(self, name: str, h: Tensor, depth: int | None = None) -> None:
         self._require_tokens(name, h)
-        if not self._wants(name, self.stack):
+        if not self.wants(name):
             return
         place = Place(self.stack.label, self.depth if depth is None else depth, name)
         try:
@@ -371,13 +360,8 @@ class StackTap:
         if name == "embedding":
             self._tokens = h.shape[0] * h.shape[1]
         elif name in STREAM and h.shape[0] * h.shape[1] != self._tokens:
-            stack = f" of {self.stack.label}" if self.stack.label else ""
-            where = f"block {self.depth - 1}{stack}"
+            where = f"block {self.depth - 1}" + (f" of {self.stack.label}" if self.stack.label else "")
             raise TokensChanged(where, self._tokens // h.shape[0], h.shape[1])
-
-    def emit_difference(self, name: str, h: Tensor, before: Tensor) -> None:
-        if self._wants(name, self.stack):
-            self.emit(name, h - before)
 
     def attach(self) -> Iterator[Any]:
         for position in range(len(self.stack.names.blocks)):
@@ -408,15 +392,18 @@ class StackTap:
         have_attention = {block.index for block in names.blocks}
         first, last = 0, names.blocks_in_model - 1
         if paths and first not in have_attention:
-            yield self.store.module(paths[first]).register_forward_pre_hook(
-                lambda module, args, kwargs: self.emit("embedding", self.batched(received(args, kwargs)), 0),
-                with_kwargs=True,
-            )
+            yield self.on_received(self.store.module(paths[first]), lambda h: self.emit("embedding", h, 0))
         if paths and last not in have_attention:
             self.last = last + 1
-            yield self.store.module(paths[last]).register_forward_hook(
-                lambda module, args, output: self._other_end(self.batched(returned(output)))
-            )
+            yield self.on_returned(self.store.module(paths[last]), self._other_end)
+
+    def on_received(self, module: nn.Module, act: Callable[[Tensor], None]) -> Any:
+        return module.register_forward_pre_hook(
+            lambda module, args, kwargs: act(self.batched(received(args, kwargs))), with_kwargs=True
+        )
+
+    def on_returned(self, module: nn.Module, act: Callable[[Tensor], None]) -> Any:
+        return module.register_forward_hook(lambda module, args, output: act(self.batched(returned(output))))
 
     def _other_end(self, h: Tensor) -> None:
         """The last block of a hybrid, without softmax attention."""

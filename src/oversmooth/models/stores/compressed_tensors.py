@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from oversmooth.errors import PackedWeights
-from oversmooth.models.stores.packed_floats import FLOAT8, MX_BLOCK, UNUSED, nv_weight
+from oversmooth.models.stores.packed import FLOAT8, MX_BLOCK, UNUSED, nv_weight
 from oversmooth.models.stores.packing import (
     PackedWeight,
     Packing,

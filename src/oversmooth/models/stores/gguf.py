@@ -1,9 +1,10 @@
 """GGUF files: the header is parsed here, tensors are dequantised when they are read.
 
-The gguf package's own reader trusts counts, so that a small file can keep it busy for ever, and it accepts tensors that
-overlap or lie off their alignment. Here they must follow each other as llama.cpp, which defines the format, demands.
+The gguf package's own reader trusts counts, so a small file can keep it busy for ever, and it accepts tensors that overlap or
+lie off their alignment. Here they must follow each other as llama.cpp, which defines the format, demands.
 """
 
+import math
 import re
 import struct
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from oversmooth.errors import BrokenFile, MissingDependency, PackedWeights, reas
 from oversmooth.models.stores.store import LocalFolder
 from oversmooth.results import FileFacts
 
-# --- the header of a GGUF file, walked by hand ---
+# --- the header of a GGUF file ---
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -133,7 +134,9 @@ def _header(walk: _Walk) -> GGUFHeader:
         raise BrokenFile(walk.label, f"a GGUF file of version {VERSIONS[0]} or {VERSIONS[1]}", found)
     tensor_count, value_count = walk.number("Q"), walk.number("Q")
     metadata = _metadata(walk, value_count)
-    alignment = _alignment(walk, metadata)
+    kind, alignment = metadata.get("general.alignment", (UINT32, 32))
+    if kind != UINT32 or alignment == 0 or alignment & (alignment - 1):
+        raise BrokenFile(walk.label, "an alignment that is a power of two", repr(alignment))
     places = _places(walk, tensor_count)
     base = -(-walk.file.tell() // alignment) * alignment
     return GGUFHeader({key: value for key, (_, value) in metadata.items()}, _laid_out(walk, places, base, alignment))
@@ -149,13 +152,6 @@ def _metadata(walk: _Walk, count: int) -> dict[str, tuple[int, Any]]:
             raise BrokenFile(walk.label, "a GGUF file that says everything once", f"the key {key!r} twice")
         found[key] = (kind, walk.value(kind))
     return found
-
-
-def _alignment(walk: _Walk, metadata: dict[str, tuple[int, Any]]) -> int:
-    kind, value = metadata.get("general.alignment", (UINT32, 32))
-    if kind != UINT32 or value == 0 or value & (value - 1):
-        raise BrokenFile(walk.label, "an alignment that is a power of two", repr(value))
-    return int(value)
 
 
 def _places(walk: _Walk, count: int) -> dict[str, tuple[int, tuple[int, ...], int]]:
@@ -203,13 +199,10 @@ def _length(walk: _Walk, name: str, kind: int, shape: tuple[int, ...]) -> int:
     row = shape[-1] if shape else 1
     if row % per_block:
         raise BrokenFile(walk.label, f"rows of {name!r} in blocks of {per_block}", f"rows of {row}")
-    count = 1
-    for size in shape:
-        count *= size
-    return count // per_block * bytes_per_block
+    return math.prod(shape) // per_block * bytes_per_block
 
 
-# --- GGUF files (llama.cpp, Ollama): metadata as a config, and tensors dequantised exactly, one at a time ---
+# --- metadata as a config, and tensors dequantised one at a time ---
 
 SIZE_KEYS = {
     "embedding_length": "hidden_size",
@@ -306,14 +299,12 @@ def _config(path: Path, metadata: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(architecture, str):
         raise BrokenFile(str(path), "the name of a model in metadata general.architecture", repr(architecture))
     config: dict[str, Any] = {"gguf_architecture": architecture}
-    for key, name in SIZE_KEYS.items():
-        if f"{architecture}.{key}" not in metadata:
-            continue
-        value = metadata[f"{architecture}.{key}"]
+    stated = {key: metadata[f"{architecture}.{key}"] for key in SIZE_KEYS if f"{architecture}.{key}" in metadata}
+    for key, value in stated.items():
         if isinstance(value, list):  # per-layer sizes; hybrids store 0 where a block has no attention
             different = sorted(set(value) - {0})
             if len(different) > 1:
                 raise PackedWeights(str(path), f"{key} differs between layers: {different[:8]}")
             value = different[0] if different else None
-        config[name] = value
+        config[SIZE_KEYS[key]] = value
     return config

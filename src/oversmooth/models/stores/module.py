@@ -1,6 +1,6 @@
 """A live `nn.Module` as a tensor store; weights on disk or quantised in memory are read through it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -12,18 +12,13 @@ from oversmooth.errors import BrokenFile, PackedWeights, RefusedArchitecture
 from oversmooth.models.declaration import Arch, Paths
 from oversmooth.models.identify import TensorNames
 from oversmooth.models.stores.adapters import effective, is_adapted, tensors_of_adapted
-from oversmooth.models.stores.packed_integers import OF_127
+from oversmooth.models.stores.packed import OF_127
 from oversmooth.results import FileFacts
 
 # --- weights of a live model that are not in memory: read from where they are kept, one at a time ---
 
 KEPT = "_oversmooth_kept"
-"""Attribute of a module whose weights are read block by block: name of the tensor to what reads it."""
-
-
-def keep_elsewhere(owner: nn.Module, attribute: str, read: Callable[[], Tensor]) -> None:
-    """Remembers how a tensor of a module is read, while the module itself holds none."""
-    owner.__dict__.setdefault(KEPT, {})[attribute] = read
+"""Attribute of a module that does not hold its weights: name of a tensor to the function that reads it."""
 
 
 def kept_elsewhere(owner: nn.Module, attribute: str) -> Tensor | None:
@@ -50,7 +45,7 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device(usable[0] if usable else "cpu")
 
 
-# --- weights of live models that are quantised in memory: torchao's tensors ---
+# --- weights of live models that are quantised in memory by torchao or bitsandbytes ---
 
 
 def plain(owner: nn.Module, name: str, tensor: Tensor) -> Tensor:
@@ -69,9 +64,8 @@ def is_quantised(tensor: Tensor) -> bool:
 
 
 def _has_own_floats(tensor: Tensor) -> bool:
-    is_subclass = type(tensor) not in (Tensor, nn.Parameter) and not isinstance(
-        tensor, nn.parameter.UninitializedParameter
-    )
+    plain_types = (Tensor, nn.Parameter, nn.parameter.UninitializedParameter)
+    is_subclass = type(tensor) not in plain_types
     return is_subclass and type(tensor).dequantize is not Tensor.dequantize  # torch's own is for its old dtypes
 
 
@@ -90,10 +84,9 @@ def _eight_bits(owner: nn.Module, name: str, tensor: Any) -> Tensor:
     return tensor.data * scales.view(-1, 1) * OF_127
 
 
-# --- A live `nn.Module` as a checkpoint: its tensors by name, and a config that says what it is ---
+# --- a live module as a checkpoint: its tensors by name, and a config ---
 
 TIMM_MODELS = ("VisionTransformer", "VisionTransformerDistilled")
-TIMM_BLOCKS = ("Block",)
 
 
 class ModuleStore:
@@ -187,18 +180,13 @@ def describe(module: nn.Module) -> dict[str, Any]:
     if any(isinstance(part, nn.TransformerDecoderLayer) for part in module.modules()):
         return {"class": type(module).__name__}  # three norms and cross-attention: found by running it
     layers = {path: part for path, part in module.named_modules() if isinstance(part, nn.TransformerEncoderLayer)}
-    encoder = list(layers.values())
     is_listed = all(path.rpartition(".")[2].isdigit() for path in layers)  # others are found by running them
-    is_alike = len({(layer.norm_first, layer.self_attn.batch_first) for layer in encoder}) == 1
+    forms = {(layer.norm_first, layer.self_attn.batch_first) for layer in layers.values()}
     attention = {id(part) for part in module.modules() if isinstance(part, nn.MultiheadAttention)}
-    if is_listed and is_alike and attention == {id(layer.self_attn) for layer in encoder}:
-        first = encoder[0]
-        return {
-            "model_type": "torch_encoder",
-            "num_attention_heads": first.self_attn.num_heads,
-            "norm_first": first.norm_first,
-            "batch_first": first.self_attn.batch_first,
-        }
+    if is_listed and len(forms) == 1 and attention == {id(layer.self_attn) for layer in layers.values()}:
+        heads, [(norm_first, batch_first)] = next(iter(layers.values())).self_attn.num_heads, forms
+        sizes = {"num_attention_heads": heads, "norm_first": norm_first, "batch_first": batch_first}
+        return {"model_type": "torch_encoder", **sizes}
     return {"class": type(module).__name__}
 
 
@@ -239,14 +227,11 @@ def bare_attention(module: nn.Module) -> tuple[Arch, ...]:
 
 
 def _describe_timm(model: nn.Module) -> dict[str, Any]:
-    name = type(model).__name__
-    blocks = getattr(model, "blocks", None)
-    kinds = (
-        sorted({type(block).__name__ for block in blocks}) if isinstance(blocks, nn.ModuleList | nn.Sequential) else []
-    )
-    if name not in TIMM_MODELS or any(kind not in TIMM_BLOCKS for kind in kinds) or not kinds:
+    name, blocks = type(model).__name__, getattr(model, "blocks", None)
+    is_list = isinstance(blocks, nn.ModuleList | nn.Sequential)
+    kinds = {type(block).__name__ for block in blocks} if blocks is not None and is_list else set()
+    if name not in TIMM_MODELS or blocks is None or kinds != {"Block"}:
         return {"class": name}  # found by running it
-    assert blocks is not None
     return {
         "model_type": "timm_vit",
         "num_attention_heads": blocks[0].attn.num_heads,

@@ -11,8 +11,16 @@ from torch import Tensor
 
 from oversmooth.errors import BrokenFile, PackedWeights
 from oversmooth.models.stores.compressed_tensors import compressed_tensors
-from oversmooth.models.stores.packed_floats import float8, float8_per_row, float8_per_tensor, mxfp4, nvfp4
-from oversmooth.models.stores.packed_integers import awq, bitsandbytes, gptq
+from oversmooth.models.stores.packed import (
+    awq,
+    bitsandbytes,
+    float8,
+    float8_per_row,
+    float8_per_tensor,
+    gptq,
+    mxfp4,
+    nvfp4,
+)
 from oversmooth.models.stores.packing import CHECK_CONFIG, PackedWeight, Packing, Settings
 from oversmooth.models.stores.store import TensorStore
 from oversmooth.results import FileFacts

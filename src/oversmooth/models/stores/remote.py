@@ -1,10 +1,9 @@
 """Reads byte ranges from HTTP servers, the hub and fsspec, with a rate limiter and retries.
 
-One inspection needs none of this. A survey of thousands of models does: it waits for its turn before every request, obeys
-a server that asks it to come back later, and counts what it fetched. `with traffic(...)` says so for everything that is
-opened inside, so that nothing between a target and its bytes has to pass it on.
+A survey of thousands of models waits for its turn before every request, obeys servers that ask it to come back later, and
+counts what it fetched: `with traffic(...)` applies to everything that is opened inside.
 
-fsspec's own reader believes an answer of another range, or of another length, so only its connection pool is used.
+fsspec's own reader accepts answers of another range or length than it asked for, so only its connection pool is used.
 """
 
 import math
@@ -62,7 +61,7 @@ class AddressedFolder(ABC):
         """The file; raises `FileNotFoundError` where there is none."""
 
 
-# --- what one piece of work asks of servers: how often, how much, and with how much patience ---
+# --- rate limits, waits and counters of the requests of one piece of work ---
 
 RESET = re.compile(r";\s*t=(?P<seconds>\d{1,9})")
 """Seconds until a window of the `RateLimit` header begins anew, as the hub writes it."""
@@ -78,7 +77,7 @@ def _for_itself(host: str, seconds: float) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class RateLimiter:
-    """Manners and counters of the requests that one piece of work makes."""
+    """Limits and counters of the requests that one piece of work makes."""
 
     permit: Callable[[str], float] = _at_once
     """Seconds to wait before one more request to the host that was named; storage it redirects to has no limit."""
@@ -117,7 +116,7 @@ def current_traffic() -> RateLimiter:
 
 @contextmanager
 def traffic(given: RateLimiter) -> Iterator[RateLimiter]:
-    """Everything that is opened inside asks servers with these manners."""
+    """Everything that is opened inside obeys these limits."""
     token = _CURRENT.set(given)
     try:
         yield given
@@ -161,7 +160,7 @@ def _until_date(said: str) -> float | None:
         return None
 
 
-# --- remote reads, tried again where that can help, and their failures in words ---
+# --- remote reads, retried where that can help, and their failures in words ---
 
 T = TypeVar("T")
 TRIES = 3
@@ -173,14 +172,14 @@ BUSY = (429, 503)
 COPY_IT = "Download the file and inspect the local copy."
 
 
-def retried(label: str, read: Callable[[], T], until: float = math.inf, manners: RateLimiter | None = None) -> T:
+def retried(label: str, read: Callable[[], T], until: float = math.inf, limits: RateLimiter | None = None) -> T:
     """Calls `read`, again after a pause when the network fails; no attempt begins after `until` (monotonic seconds).
 
     A server that says when to come back is obeyed. A file that does not exist, and what `read` refused itself, are not
     tried again.
     """
-    manners = manners or current_traffic()
-    tries = manners.tries or TRIES
+    limits = limits or current_traffic()
+    tries = limits.tries or TRIES
     for attempt in range(tries):
         try:
             return read()
@@ -196,8 +195,8 @@ def retried(label: str, read: Callable[[], T], until: float = math.inf, manners:
             asked = asked_to_wait(getattr(error, "headers", None)) if status in BUSY else None
             pause = float(min(2**attempt, LONGEST_PAUSE)) if asked is None else asked
             if status in BUSY and pause > 0:
-                manners.told_to_wait(host_of(label), pause)
-            longest = min(until - time.monotonic(), manners.longest_wait_seconds)
+                limits.told_to_wait(host_of(label), pause)
+            longest = min(until - time.monotonic(), limits.longest_wait_seconds)
             if asked is not None and asked > longest > 0:
                 raise asks_for_too_long(label, asked, longest) from error
             is_late = pause > longest
@@ -438,11 +437,9 @@ async def _body(address: str, answer: Any, count: int) -> bytes:
 # --- folders that are not on this machine: web addresses, the hub ---
 
 
-def remote_folder(url: str, headers: dict[str, str] | None = None, *, query: str = "") -> Folder:
+def remote_folder(url: str, *, query: str = "") -> Folder:
     """The folder behind a URL of any protocol."""
-    if url.startswith(("http://", "https://")):
-        return HttpFolder(url, headers, query=query)
-    return FsspecFolder(url, query=query)
+    return (HttpFolder if url.startswith(("http://", "https://")) else FsspecFolder)(url, query=query)
 
 
 class FsspecFolder(AddressedFolder):
@@ -500,7 +497,7 @@ def _headers() -> dict[str, str]:
     """Who asks, and the user's token unless it is not to be sent by itself.
 
     huggingface_hub's own headers also name the agent that a program runs in, and ask the hub for a list of agents first:
-    a request that nobody waits with and nobody counts.
+    a request outside the rate limiter.
     """
     from importlib.metadata import version
 

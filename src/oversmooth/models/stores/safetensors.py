@@ -1,7 +1,6 @@
-"""safetensors files: the header is checked, tensors are read as byte ranges.
+"""safetensors files: the header is checked completely, then tensors are read as byte ranges.
 
-Not memory-mapped on purpose: pages of a map stay resident, so the peak would grow with the number of layers read.
-The header is checked completely before any number is believed.
+They are not memory-mapped: mapped pages stay resident, so the peak would grow with the number of layers read.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ from oversmooth.errors import BrokenFile, PackedWeights
 from oversmooth.models.stores.store import LARGEST_JSON, Folder, RangedFile, read_small
 from oversmooth.results import FileFacts
 
-# --- neighbouring reads of one remote file, merged into few ---
+# --- neighbouring reads of one remote file, merged ---
 
 LARGEST_RUN = 32 * 2**20
 """Bytes of one merged read; a single tensor may be larger."""
@@ -67,7 +66,7 @@ class MergedFile:
         return part
 
 
-# --- safetensors files, read by byte ranges: the header first, then only the tensors that are asked for ---
+# --- the header ---
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -133,7 +132,11 @@ def read_header(file: RangedFile) -> dict[str, Entry]:
         parse_int=_whole,
         parse_float=_fraction,
     )
-    _check_metadata(file, header.pop("__metadata__", None))
+    metadata = header.pop("__metadata__", {})
+    metadata = {} if metadata is None else metadata
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        found = "other values" if isinstance(metadata, dict) else json_kind(metadata)
+        raise BrokenFile(file.label, "__metadata__ of strings by name", found)
     base = 8 + length
     entries = {name: _entry(file, name, item, base) for name, item in header.items()}
     _check_layout(file, entries, base)
@@ -164,14 +167,6 @@ def _fraction(digits: str) -> float:
     if math.isinf(number):
         raise ValueError(f"a number of {len(digits)} digits")
     return number
-
-
-def _check_metadata(file: RangedFile, metadata: object) -> None:
-    if metadata is None:
-        return
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        found = "other values" if isinstance(metadata, dict) else json_kind(metadata)
-        raise BrokenFile(file.label, "__metadata__ of strings by name", found)
 
 
 def _entry(file: RangedFile, name: str, item: object, base: int) -> Entry:

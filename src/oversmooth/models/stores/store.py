@@ -43,6 +43,11 @@ class StateDict:
         return ()
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor's numbers, row by row."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
 class ReadLog:
     """Reads through a store and remembers what was read: the hash, the bytes and the dtypes of a `Provenance`."""
 
@@ -62,9 +67,8 @@ class ReadLog:
             raise PackedWeights("the model", f"{name!r} has dtype {tensor.dtype}")
         dtype = str(tensor.dtype).removeprefix("torch.")
         self._hash.update(f"{name} {dtype} {tuple(tensor.shape)}\n".encode())
-        plain = tensor.detach().cpu().contiguous().reshape(-1)
-        self._hash.update(plain.view(torch.uint8).numpy().data)
-        self.bytes_read += plain.nbytes
+        self._hash.update(bytes_of(tensor))
+        self.bytes_read += tensor.nbytes
         stored_as = getattr(self._store, "stored_as", lambda name: None)(name)
         self.dtypes.add(f"{dtype} from {stored_as}" if stored_as else dtype)
         return tensor.detach()

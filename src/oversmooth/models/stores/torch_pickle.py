@@ -1,8 +1,8 @@
 """Files of `torch.save`: checked before torch loads them with `weights_only`.
 
-A mapped archive is not read record by record: `torch.load(mmap=True)` takes compressed bytes for numbers, and a record
-that is too short goes on into its neighbour. Here every record must be stored plainly and be as long as its storage says,
-and nothing may be called that makes memory out of a number.
+`torch.load(mmap=True)` does not read an archive record by record: it takes compressed bytes for numbers, and reads beyond the
+end of a short record. Here every record must be uncompressed and as long as its storage says, and nothing may be called
+that allocates memory from a number in the file.
 """
 
 import io
@@ -52,9 +52,8 @@ def check_records(path: Path) -> None:
         raise
     except Exception as error:  # zipfile raises whatever its parts raise on broken bytes
         raise BrokenFile(str(path), WHAT, first_line(error)) from error
-    storages = _walked(path, io.BytesIO(pickled))
     sizes = {entry.filename: entry.file_size for entry in entries}
-    for key, expected in storages:
+    for key, expected in _walked(path, io.BytesIO(pickled)):
         found = sizes.get(f"{top}/data/{key}")
         if found != expected:
             has = "no such record" if found is None else f"{found}"
@@ -114,20 +113,10 @@ class _Inert:
     def __init__(self, *_: Any, **__: Any):
         pass
 
-    def __setstate__(self, state: object) -> None:
+    def _ignore(self, *_: Any) -> None:
         pass
 
-    def __setitem__(self, key: object, value: object) -> None:
-        pass
-
-    def append(self, item: object) -> None:
-        pass
-
-    def extend(self, items: object) -> None:
-        pass
-
-    def add(self, item: object) -> None:
-        pass
+    __setstate__ = __setitem__ = append = extend = add = _ignore
 
 
 class _NeverCalled(_Inert):
@@ -217,12 +206,9 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise BrokenFile(str(path), WHAT, reason_of(error), "Check the path and its permissions.") from error
     is_zip = start == b"PK\3\4"  # as torch itself decides
-    if is_zip:
-        check_records(path)
-    elif start[:1] != pickle.PROTO:
+    if not is_zip and start[:1] != pickle.PROTO:
         raise BrokenFile(str(path), WHAT, "neither a zip archive nor a pickle")
-    else:
-        check_legacy(path)
+    (check_records if is_zip else check_legacy)(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of pickle protocols that are refused next
@@ -270,8 +256,7 @@ def _state_dict(path: Path, loaded: Any) -> dict[str, Tensor]:
         if inner:  # before the tensors: a step or a scheduler's state may lie beside the model
             loaded = inner[0]
             continue
-        tensors = {n: value for n, value in loaded.items() if isinstance(n, str) and isinstance(value, Tensor)}
-        if tensors:
+        if tensors := {n: t for n, t in loaded.items() if isinstance(n, str) and isinstance(t, Tensor)}:
             return tensors
         break
     found = f"the keys {list(loaded)[:5]}" if isinstance(loaded, Mapping) else f"a {type(loaded).__name__}"

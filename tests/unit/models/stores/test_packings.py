@@ -77,7 +77,7 @@ def test_integers_of_any_size_are_unpacked_as_pythons_integers_pack_them(bits):
 def test_experts_of_gpt_oss_are_dequantised_as_transformers_does():
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    from oversmooth.models.stores.packed_floats import mxfp4
+    from oversmooth.models.stores.packed import mxfp4
     from oversmooth.models.stores.packing import PackedWeight, Settings
 
     generator = torch.Generator().manual_seed(0)
