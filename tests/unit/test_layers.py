@@ -40,6 +40,7 @@ LAYER: Mapping[str, int] = {room: layer for layer, rooms in enumerate(LAYERS) fo
 CONVENIENCE = {
     ("results.answer", "output.page"),
     ("results.answer", "output.render"),
+    ("results.answer", "output.figures"),
     ("results.measurement", "output.figures"),
 }
 """The only steps upwards: `analysis.save_html(path)`, `measurement.plot()` and what a notebook shows of a result, inside

@@ -7,7 +7,7 @@ from typing import Unpack
 
 import torch
 
-from oversmooth.data.held import Data
+from oversmooth.data.held import Data, reusable
 from oversmooth.data.load import LoadedData, RunKeywords, opened
 from oversmooth.errors import UnknownName
 from oversmooth.measurement.metrics import DEFAULT_METRICS, Choice
@@ -76,7 +76,7 @@ def measure(
                 observer.attention.maps_of = watching.enter_context(attention_watched(live.stacks, live.store))
             yield observer
 
-    given = list(data) if null and data is not None and not isinstance(data, str) else data
+    given = reusable(data) if null else data  # the untrained copy sees the same batches
     with model.alone:
         run = pass_through(*open_live(model, given, "measure", how), watch, how.max_samples, progress)
         found = _result(run, seed=how.seed, prefix_tokens=prefix_tokens)

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from oversmooth.output.charts import Chart, Gauge, HeatMap, Intervals
+from oversmooth.output.charts import Chart, Gauge, HeatMap, IntervalBars
 from oversmooth.results.answer import Told
 from oversmooth.results.base import format_cell
 from oversmooth.results.wording import Highlight
 
-Figure = Chart | HeatMap | Intervals | Gauge
+Figure = Chart | HeatMap | IntervalBars | Gauge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Pair:
     charts: tuple[Figure, Figure]
 
 
-Block = Chart | HeatMap | Intervals | Gauge | Pair | Table | Words | Items
+Block = Chart | HeatMap | IntervalBars | Gauge | Pair | Table | Words | Items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

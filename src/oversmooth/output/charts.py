@@ -252,7 +252,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intervals:
+class IntervalBars:
     """A value with its interval per row; the name stands above."""
 
     id: str
@@ -285,7 +285,7 @@ class Gauge:
     caption: str = ""
 
 
-Figure = Chart | HeatMap | Intervals | Gauge
+Figure = Chart | HeatMap | IntervalBars | Gauge
 
 # --- axes ---
 
@@ -718,7 +718,7 @@ def _scale_of(heat: HeatMap, width: Pixels, top: Pixels) -> tuple[str, Pixels]:
     return lettering(0.0, top + 10, low) + "".join(boxes + lines), LINE * len(words)
 
 
-def _intervals(figure: Intervals, width: Pixels) -> tuple[str, Pixels]:
+def _intervals(figure: IntervalBars, width: Pixels) -> tuple[str, Pixels]:
     parts, top = _title(figure.title, width)
     said = max((text_width(row.said) for row in figure.rows), default=0)
     right = width - said - 16 if said else width - 8
@@ -832,7 +832,7 @@ def drawn(figure: Figure, width: Pixels) -> tuple[str, Pixels]:
         return _chart(figure, width)
     if isinstance(figure, HeatMap):
         return _heat_map(figure, width)
-    return _intervals(figure, width) if isinstance(figure, Intervals) else _gauge(figure, width)
+    return _intervals(figure, width) if isinstance(figure, IntervalBars) else _gauge(figure, width)
 
 
 def svg(figure: Figure, width: Pixels, name: str = "") -> str:

@@ -17,7 +17,7 @@ from oversmooth.output.charts import (
     Columns,
     HeatMap,
     Interval,
-    Intervals,
+    IntervalBars,
     Line,
     Panel,
     Points,
@@ -74,7 +74,7 @@ def effects(count):
         Interval(name=f"{k} {LONG}", value=0.1 * k, low=0.1 * k - 0.2, high=0.1 * k + 0.2, margin=0.05, said="+0.100")
         for k in range(count)
     )
-    return Intervals(id="effects", alt="effects", title=LONG, x=numbers(-0.5, 1.0, is_change=True), rows=rows)
+    return IntervalBars(id="effects", alt="effects", title=LONG, x=numbers(-0.5, 1.0, is_change=True), rows=rows)
 
 
 FIGURES = {
