@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from torch import nn
 
-from oversmooth.data.batches import Batch
 from oversmooth.data.options import DataOptions
 from oversmooth.environment.files import cache_folder, write_whole
 from oversmooth.errors import OversmoothError
@@ -27,7 +25,7 @@ PACKAGES = ("oversmooth", "torch", "transformers", "timm")
 
 def measure_untrained(
     model: OpenedModel,
-    data: Iterable[Batch] | str | None,
+    data: Data,
     how: DataOptions,
     *,
     inputs_sha256: str,
@@ -58,7 +56,7 @@ def measure_untrained(
 def _measured(
     fresh: OpenedModel,
     model: OpenedModel,
-    data: Iterable[Batch] | str | None,
+    data: Data,
     how: DataOptions,
     prefix_tokens: str,
 ) -> tuple[Curves, str]:
