@@ -1,13 +1,18 @@
 """Every result as a terminal table."""
 
 import csv
+import html
+import io
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from oversmooth.environment.files import write_whole
 from oversmooth.output.console import MarkdownConsole, new_table, show_heading, writes_markdown
@@ -24,6 +29,7 @@ from oversmooth.results import (
     PlaceValue,
     ReadBack,
     Row,
+    SavedResult,
     Spectrum,
     Verification,
 )
@@ -104,7 +110,7 @@ def _column(level: float) -> int:
 
 
 def show_answer(console: Console, answer: Answer) -> None:
-    if isinstance(console, MarkdownConsole):
+    if isinstance(console, MarkdownConsole):  # or its kin for HTML
         console.print(escape(f"{answer.model}: {answer.headline}"), style="bold")
         console.print(escape(answer.deck))
         for name in ("where", "who", "sure", "now"):
@@ -247,11 +253,56 @@ WIDE_COLUMNS = 2
 
 
 def open_console() -> Console:
-    """The terminal, or where Markdown is asked for, a console that writes it."""
+    """The terminal, or where text, HTML or Markdown is asked for, a console that writes it."""
+    if (asked := _ASKED.get()) is not None:
+        return asked
     if writes_markdown():
         return MarkdownConsole(width=PIPE_WIDTH)
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+_ASKED: ContextVar[Console | None] = ContextVar("console that is asked for", default=None)
+PRINT_WIDTH = 80
+"""Columns of `print(result)` where there is no terminal."""
+
+
+class HtmlConsole(MarkdownConsole):
+    """Tables become tables of HTML, and every other print a paragraph."""
+
+    def print(self, *objects: Any, style: Any = None, **_: Any) -> None:
+        for item in objects:
+            if isinstance(item, Table):
+                self.file.write(_html_table(item))
+                continue
+            text = html.escape(Text.from_markup(str(item), emoji=False).plain)
+            tag = "b" if "bold" in str(style or "") else "span"
+            self.file.write(f"<p><{tag}>{text}</{tag}></p>" if text.strip() else "")
+
+
+def _html_table(table: Table) -> str:
+    columns = [[Text.from_markup(str(cell), emoji=False).plain for cell in column.cells] for column in table.columns]
+    head = "".join(f"<th>{html.escape(str(column.header))}</th>" for column in table.columns)
+    rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in zip(*columns, strict=True))
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    caption = f"<caption>{html.escape(str(table.title))}</caption>" if table.title else ""
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def printed(result: SavedResult, *, as_html: bool = False) -> str:
+    """What the terminal shows of a result, as text or for a notebook; its one line where there is no more."""
+    show = next((show for kind, show in SHOWS.items() if isinstance(result, kind)), None)
+    if show is None:
+        return repr(result)
+    terminal, buffer = Console(), io.StringIO()
+    width = terminal.width if terminal.is_terminal else PRINT_WIDTH
+    kind = HtmlConsole if as_html else Console
+    token = _ASKED.set(kind(file=buffer, width=width, highlight=False, color_system=None, force_terminal=False))
+    try:
+        show(result)
+    finally:
+        _ASKED.reset(token)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
@@ -806,3 +857,40 @@ def _changes(before: EndOfDepth, after: EndOfDepth) -> tuple[str, str, str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+# --- what `print` and a notebook show of each result ---
+
+
+def _show_measured(result: Measurement) -> None:
+    """The curve and the answer; the other metrics are in the rows."""
+    console = open_console()
+    for answer in result.answers:
+        console.print(curve_table(answer, stack_name(answer.stack) if len(result.answers) > 1 else ""))
+    if result.answers:
+        show_answers(console, result.answers)
+    else:
+        console.print(escape(no_answer_words(result)))
+
+
+def _show_analysed(result: Analysis) -> None:
+    console = open_console()
+    if isinstance(console, HtmlConsole) and result.answers:
+        for answer in result.answers:
+            console.print(curve_table(answer, stack_name(answer.stack) if len(result.answers) > 1 else ""))
+    show_analysis(result)
+
+
+SHOWS: Mapping[type, Callable[[Any], None]] = {
+    Analysis: _show_analysed,
+    Measurement: _show_measured,
+    Inspection: lambda result: show_inspection(result, heads=False),
+    Prediction: show_prediction,
+    Verification: show_verification,
+    Ablation: show_ablation,
+    Pruning: show_pruning,
+    EditCurve: show_edit_curve,
+    TaskLoss: show_loss,
+    Control: show_control,
+    LengthCurves: show_lengths,
+}
