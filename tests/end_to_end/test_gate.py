@@ -67,12 +67,12 @@ def test_the_command_ends_with_one_beyond_the_limits_and_writes_for_machines(fol
     xml = tmp_path / "gate.xml"
     bad = oversmooth("gate", folders / "smooth", "--rule", "max_cosine=0.9", "--junit", xml, "--github")
     assert bad.returncode == 1
-    assert bad.stdout.startswith("max_cosine: layer 1: cosine is 0.9")
+    assert bad.stdout.startswith("max_cosine: after layer 1: mean cosine is 0.9")
     assert bad.stdout.endswith("failed: 2 breaches\n")
-    assert "::error title=oversmooth gate max_cosine::layer 1: cosine" in bad.stderr
+    assert "::error title=oversmooth gate max_cosine::after layer 1: mean cosine" in bad.stderr
     suite = ElementTree.parse(xml).getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
-    assert suite.find("testcase/failure").get("message").startswith("layer 1: cosine is 0.9")
+    assert suite.find("testcase/failure").get("message").startswith("after layer 1: mean cosine is 0.9")
     rules = tmp_path / "gate.toml"
     rules.write_text("[rules]\nmax_cosine = 0.9\n")
     told = oversmooth("gate", folders / "smooth", "--rules", rules, "--json")

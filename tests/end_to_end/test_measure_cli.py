@@ -99,7 +99,7 @@ def test_with_null_the_same_architecture_untrained_stands_beside_it():
     done = oversmooth("measure", "--max-samples", 4, "--null")
     assert done.returncode == 0, done.stderr
     assert "untrained" in done.stdout
-    done = oversmooth("measure", "--max-samples", 4, "--null", "--json", "--metrics", "cosine,between")
+    done = oversmooth("measure", "--max-samples", 4, "--null", "--pairs", "--json", "--metrics", "cosine,between")
     found = Measurement.from_dict(json.loads(done.stdout))
     assert len(found.untrained[0].levels) == len(found.pairs) == 7
     assert found.answer.between is not None
