@@ -1,5 +1,6 @@
 """What a page is made of: a card with the answer, and sections of charts, tables and words."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -132,6 +133,11 @@ class Page:
 
 
 FOOTER = "Made by oversmooth. This page needs no network and sends nothing anywhere."
+
+
+def identifier(name: str, stack: str) -> str:
+    """A name for the page; stacks are called by whoever wrote the model."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", f"{name}-{stack}").strip("-") if stack else name
 
 
 def cell(value: object) -> Cell:
