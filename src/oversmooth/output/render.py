@@ -103,7 +103,7 @@ def heat_of(chart: Figure) -> str:
     """What pointing at the cells of a heat map says."""
     if not isinstance(chart, HeatMap):
         return ""
-    values = [[None if value is None else float(f"{value:.3g}") for value in row] for row in chart.values]
+    values = [[None if value is None else float(f"{value:.2g}") for value in row] for row in chart.values]
     heat = {"rows": chart.rows, "columns": chart.columns, "row": chart.row_title, "column": chart.column_title}
     return json.dumps({**heat, "values": values}, separators=(",", ":"), allow_nan=False)
 

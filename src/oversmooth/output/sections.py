@@ -85,8 +85,8 @@ def columns(rows: Iterable[Row], names: Sequence[str]) -> list[Row]:
 def why_section(analysis: Analysis) -> PageSection:
     inspection, measurement, prediction = analysis.inspection, analysis.measurement, analysis.prediction
     blocks: list[Block] = []
-    if measurement is not None and measurement.unit_attributions:
-        blocks += [heading("What stands out"), Items(items=tuple(found.text for found in findings(measurement)))]
+    if measurement is not None and (found := findings(measurement)):
+        blocks += [heading("What stands out"), Items(items=tuple(item.text for item in found))]
     blocks += [heading("What repeating a layer would do"), Words(text=GROWTH)]
     blocks += list(_growth(analysis))
     if prediction is not None:
@@ -244,7 +244,8 @@ def _norms(layers: Sequence[LayerInspection]) -> list[Block]:
         if negative
         else f"All weights of all {len(rows)} norms are positive or zero, so they cannot flip the sign of any channel."
     )
-    return [heading("Signs of the norm weights"), Words(text=words), table_of("norm-signs", "Norm weights", rows)]
+    table = [table_of("norm-signs", "Norm weights", rows)] if negative else []
+    return [heading("Signs of the norm weights"), Words(text=words), *table]
 
 
 # --- heads ---
