@@ -98,6 +98,9 @@ def measure(
             autocompletion=completion.values("prefix_tokens"),
         ),
     ] = "keep",
+    null: Annotated[
+        bool, typer.Option("--null", help="Also measure the same architecture untrained, and pairs of tokens.")
+    ] = False,
     lengths: Lengths = None,
     page: LengthsPage = None,
     *,
@@ -113,7 +116,7 @@ def measure(
     require_writable(page)
     names = tuple(metrics.split(",")) if metrics else DEFAULT_METRICS
     if lengths is not None or page is not None:
-        others = {"--at": at != "stream", "--prefix-tokens": prefix_tokens != "keep"}
+        others = {"--at": at != "stream", "--prefix-tokens": prefix_tokens != "keep", "--null": null}
         require_alone(others)
         over_lengths(
             target,
@@ -133,6 +136,8 @@ def measure(
             metrics=names,
             at=at if "," not in at else at.split(","),
             prefix_tokens=prefix_tokens,
+            pairs=null,
+            null=null,
             progress=progress,
             **load,
             **reading,

@@ -55,7 +55,7 @@ def layer_verdict(layer: LayerPrediction, guaranteed: Guarantee | None, toleranc
     found.append(computed(repetition_words(acting, layer.scale_spread), basis, is_remark=is_open))
     if layer.acting == "plain" and layer.folded is not None and layer.folded.regime != layer.plain.regime:
         would = WOULD.get(layer.folded.regime, f"would be {layer.folded.regime}")
-        found.append(computed(f"With the norm after the sum folded in, it {would}.", AT_ATTENTION, is_remark=True))
+        found.append(computed(f"With the norm after the sum folded in, it {would}.", AT_ATTENTION))
     if layer.measured is not None:
         found.append(_agreement_statement(layer))
     return tuple(found)
@@ -184,10 +184,8 @@ def stack_verdict(
             f"{where}one pass {_counted(layers)}; their changes of log(HFC/LFC) add up to {signed(sum(measured), 3)}."
         )
         statements.append(observed(text))
-    regimes = Counter(layer.regime for layer in layers)
-    counts = ", ".join(f"{count} {WOULD.get(regime, f'would be {regime}')}" for regime, count in regimes.most_common())
     basis = AT_SCALE if any(layer.scale is not None for layer in layers) else AT_ATTENTION
-    statements.append(computed(f"{where}iterated at fixed attention, of {len(layers)} layers {counts}.", basis))
+    statements.append(computed(where + repeated_words(layers), basis))
     if depth is not None and depth.exponent is not None:
         word = "smooths" if depth.exponent < 0 else "sharpens"
         text = (
@@ -197,6 +195,18 @@ def stack_verdict(
     if measured:
         statements.append(observed(where + _ladder_words(layers, found)))
     return tuple(statements)
+
+
+def repeated_words(layers: Sequence[LayerPrediction]) -> str:
+    """How many layers would smooth if they were repeated with their norms, and without one that follows the sum."""
+    whole = _would_words(Counter(layer.whole.regime for layer in layers))
+    plain = _would_words(Counter(layer.regime for layer in layers))
+    rest = "" if plain == whole else f"; without the norm after the sum, {plain}"
+    return f"iterated at fixed attention with their norms, of {len(layers)} layers {whole}{rest}."
+
+
+def _would_words(regimes: Counter[str]) -> str:
+    return ", ".join(f"{count} {WOULD.get(regime, f'would be {regime}')}" for regime, count in regimes.most_common())
 
 
 def _counted(layers: Sequence[LayerPrediction]) -> str:

@@ -16,6 +16,7 @@ from oversmooth.results.base import (
     SavedResult,
     fields_of,
     guarded,
+    load,
     no_progress,
 )
 from oversmooth.results.changes import (
@@ -143,5 +144,6 @@ __all__ = [
     "WhatIfPrediction",
     "fields_of",
     "guarded",
+    "load",
     "no_progress",
 ]

@@ -177,6 +177,11 @@ class LayerPrediction:
     verdict: tuple[Statement, ...] = ()
     missing: tuple[Missing, ...] = ()
 
+    @property
+    def whole(self) -> Asymptotic:
+        """Infinite repetition of the layer with its norms, wherever they stand."""
+        return self.plain if self.folded is None else self.folded
+
 
 # --- what the theory says about every layer, and how it stands beside what was measured ---
 
