@@ -241,7 +241,7 @@ class HeatMap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class Effect:
     name: str
     value: float
     low: float
@@ -253,14 +253,14 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intervals:
+class Effects:
     """A value with its interval per row; the name stands above."""
 
     id: str
     alt: str
     title: str
     x: Axis
-    rows: tuple[Interval, ...]
+    rows: tuple[Effect, ...]
     caption: str = ""
 
 
@@ -286,7 +286,7 @@ class Gauge:
     caption: str = ""
 
 
-Figure = Chart | HeatMap | Intervals | Gauge
+Figure = Chart | HeatMap | Effects | Gauge
 
 # --- axes ---
 
@@ -728,7 +728,7 @@ def _scale_of(heat: HeatMap, width: Pixels, top: Pixels) -> tuple[str, Pixels]:
     return lettering(0.0, top + 10, low) + "".join(boxes + lines), LINE * len(words)
 
 
-def _intervals(figure: Intervals, width: Pixels) -> tuple[str, Pixels]:
+def _effects(figure: Effects, width: Pixels) -> tuple[str, Pixels]:
     parts, top = _title(figure.title, width)
     said = max((text_width(row.said) for row in figure.rows), default=0)
     right = width - said - 16 if said else width - 8
@@ -740,7 +740,7 @@ def _intervals(figure: Intervals, width: Pixels) -> tuple[str, Pixels]:
             halo = lettering(8, top, line, "s-paper halo").replace('class="', 'aria-hidden="true" class="')
             rows.append(halo + lettering(8, top, line, "f-ink"))
         top += 15
-        rows.append(_interval(row, x_of, top))
+        rows.append(_effect(row, x_of, top))
         rows.append(lettering(width - 2, top + 4.5, row.said, "f-soft e") if row.said else "")
         top += 13
     for value, _ in figure.x.ticks:
@@ -752,7 +752,7 @@ def _intervals(figure: Intervals, width: Pixels) -> tuple[str, Pixels]:
     return "".join(parts), top + 24 + (LINE if figure.x.title else 0)
 
 
-def _interval(row: Interval, x_of: _Scale, y: Pixels) -> str:
+def _effect(row: Effect, x_of: _Scale, y: Pixels) -> str:
     band = (
         _rect(x_of(-row.margin), y - 8, x_of(row.margin) - x_of(-row.margin), 16.0, "f-crowded") if row.margin else ""
     )
@@ -842,7 +842,7 @@ def drawn(figure: Figure, width: Pixels, *, again: bool = False) -> tuple[str, P
         return _chart(figure, width, again=again)
     if isinstance(figure, HeatMap):
         return _heat_map(figure, width, again=again)
-    return _intervals(figure, width) if isinstance(figure, Intervals) else _gauge(figure, width)
+    return _effects(figure, width) if isinstance(figure, Effects) else _gauge(figure, width)
 
 
 def svg(figure: Figure, width: Pixels, name: str = "", *, again: bool = False) -> str:

@@ -7,7 +7,16 @@ from typing import Any
 
 from oversmooth.output.blocks import Block, Items, PageSection, Pair, Words, identifier, table_of
 from oversmooth.output.charts import Chart, Fan, HeatMap, Line, Mark, Panel, extent, numbers, places
-from oversmooth.results import Analysis, HeadAttention, LayerInspection, LayerPrediction, Measurement, Prediction, Row
+from oversmooth.results import (
+    Analysis,
+    HeadAttention,
+    Inspection,
+    LayerInspection,
+    LayerPrediction,
+    Measurement,
+    Prediction,
+    Row,
+)
 from oversmooth.results.answer import Answer
 from oversmooth.results.base import fields_of
 from oversmooth.results.prediction import Asymptotic
@@ -88,10 +97,10 @@ def why_section(analysis: Analysis) -> PageSection:
     if measurement is not None and (found := findings(measurement)):
         blocks += [heading("What stands out"), Items(items=tuple(item.text for item in found))]
     blocks += [heading("What repeating a layer would do"), Words(text=GROWTH)]
-    blocks += list(_growth(analysis))
+    blocks += list(growth_charts(inspection, prediction))
     if prediction is not None:
         blocks += [heading("From the theorem to the measurement"), Words(text=LADDER)]
-        blocks += [_ladder(stack, prediction) for stack in dict.fromkeys(layer.stack for layer in prediction.layers)]
+        blocks += [ladder_of(stack, prediction) for stack in dict.fromkeys(layer.stack for layer in prediction.layers)]
         blocks.append(table_of("agreement", "Agreement of each rung", _agreement_rows(prediction)))
         blocks += [Words(text=item.text[:1].upper() + item.text[1:], mark=item.basis) for item in prediction.verdict]
         blocks += [Words(text=problem, kind="note") for problem in prediction.problems]
@@ -132,11 +141,12 @@ def why_words(prediction: Prediction | None) -> str:
     return f"the theorem alone gets the sign of attention's effect right in {right} of {layers} layers{rest}"
 
 
-def _growth(analysis: Analysis) -> Iterator[Block]:
+def growth_charts(inspection: Inspection, prediction: Prediction | None = None) -> Iterator[Chart]:
+    """One per stack."""
     predicted: dict[tuple[str, int], LayerPrediction] = {}
-    for layer in analysis.prediction.layers if analysis.prediction else ():
+    for layer in prediction.layers if prediction is not None else ():
         predicted.setdefault((layer.stack, layer.layer), layer)
-    readable = [layer for layer in analysis.inspection.layers if layer.plain is not None]
+    readable = [layer for layer in inspection.layers if layer.plain is not None]
     for stack in dict.fromkeys(layer.stack for layer in readable):
         own = [layer for layer in readable if layer.stack == stack]
         yield _growth_chart(stack, own, [predicted.get((stack, layer.layer)) for layer in own])
@@ -194,7 +204,7 @@ def _growths(layer: LayerInspection, found: LayerPrediction | None) -> list[floa
     return growths if is_same else []
 
 
-def _ladder(stack: str, prediction: Prediction) -> HeatMap:
+def ladder_of(stack: str, prediction: Prediction) -> HeatMap:
     layers = [layer for layer in prediction.layers if layer.stack == stack]
     names = {rung.rung: f"{rung.rung} {rung.name}" for layer in layers for rung in layer.rungs}
     by_rung = [{rung.rung: rung.mean for rung in layer.rungs} for layer in layers]
