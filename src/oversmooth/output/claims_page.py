@@ -148,7 +148,7 @@ def _each_table_once(claims: Sequence[Claim], findings: Findings) -> Iterator[tu
 def _comparisons(finding: ClaimResult) -> Iterator[tuple[str, list[Row]]]:
     """Those that decide, then the others; without columns that say nothing."""
     for counts, title in COUNTS.items():
-        rows = [row | {"interval": _effect(row)} for row in finding.compared if row["counts"] == counts]
+        rows = [row | {"interval": _interval(row)} for row in finding.compared if row["counts"] == counts]
         names = [name for name in SHOWN if any(row[name] not in ("", None) for row in rows)]
         if rows:
             yield title, [{name: row[name] for name in names} for row in rows]
@@ -166,7 +166,7 @@ def _tables(finding: ClaimResult) -> Iterator[tuple[str, Sequence[Row]]]:
     yield from ((title, rows) for title, rows in tables if rows)
 
 
-def _effect(row: Row) -> str:
+def _interval(row: Row) -> str:
     return "" if row["low"] is None else f"[{row['low']:+.4f}, {row['high']:+.4f}]"
 
 
