@@ -43,7 +43,7 @@ def checkpoint(folder: Path) -> Path:
 
 def base(folder: Path) -> None:
     """Without extras: weights are inspected, and what needs more says which extra to install."""
-    for missing in ("transformers", "timm", "plotly", "lightning"):
+    for missing in ("transformers", "timm", "resvg_py", "lightning"):
         assert importlib.util.find_spec(missing) is None, f"{missing} is installed: this environment is not clean"
     said = oversmooth("measure", checkpoint(folder), code=2)
     assert "pip install 'oversmooth[hf]'" in said, said

@@ -46,7 +46,6 @@ def models(count):
             sharpening_share=sum(value < 0 for value in tendency) / GRID,
             norm_negative_share=draw.choice((0.0, 0.02)),
             tendency=tendency,
-            dominating=tuple(draw.gauss(0.5, 1) for _ in range(layers)),
         )
 
 
@@ -62,20 +61,20 @@ def test_five_thousand_models_open_filter_and_stay_text(five_thousand):
         page = seen.page
         page.wait_for_selector("html[data-ready=yes]")
         assert page.text_content("#count") == "5000 of 5000 models"
-        assert page.locator("#depth .scatterlayer .trace").count() >= 8
+        assert page.locator("#depth path.median").count() >= 8
         page.select_option("#family", "bert")
         few = int(page.text_content("#count").split()[0])
         assert 0 < few < 5000
         assert set(page.locator("#models tbody td:nth-child(2)").all_text_contents()) == {"bert"}
         page.select_option("#by", "year")
-        assert "2019" in page.text_content("#depth")
+        assert "2019" in page.text_content("#groups")
         page.click("#reset")
         page.fill("#search", "onerror")
         page.locator("#count", has_text=re.compile("^10 of")).wait_for()
         assert page.locator("#models tbody tr").count() == 10
         assert page.locator("#models tbody td.name").first.text_content() == HOSTILE[1]
         page.fill("#search", "nothing is called so")
-        page.wait_for_selector("#depth .nothing")
+        page.wait_for_selector("#ranks .nothing")
         page.click("#reset")
         page.locator("#count", has_text=re.compile("^5000 of")).wait_for()
         page.click("#after")
@@ -97,16 +96,37 @@ def test_one_model_makes_a_page_from_the_command_line(tmp_path):
         seen.page.wait_for_selector("html[data-ready=yes]")
         assert seen.page.text_content("#count") == "1 of 1 model"
         assert seen.page.text_content("#models tbody td:nth-child(2)") == "gpt2"
-        assert seen.page.locator("#dominating .bars .point").count() > 0  # both of its layers, few as they are
-        assert seen.page.text_content("#share .textpoint").strip() == "0%"
+        assert seen.page.locator("#ranks path.dots").count() == 1
+        assert seen.page.text_content("#share tbody td:nth-child(4)") == "0%"
         assert seen.errors == []
 
 
-def test_on_a_phone_the_legend_stands_above_the_curves(five_thousand):
-    with opened(five_thousand, width=420) as seen:
+def test_a_dot_says_which_model_it_is(five_thousand):
+    with opened(five_thousand) as seen:
         seen.page.wait_for_selector("html[data-ready=yes]")
-        legend, curves = (seen.page.locator(f"#depth {part}").bounding_box() for part in (".legend", ".xy .gridlayer"))
-        assert legend["y"] + legend["height"] <= curves["y"]
+        seen.page.locator("#ranks").focus()
+        seen.page.keyboard.press("ArrowRight")
+        first = seen.page.locator("#tip").inner_text().splitlines()[0]
+        assert first == seen.page.locator("#models tbody td.name").first.inner_text(), (
+            "both are sorted by mean tendency"
+        )
+        box = seen.page.locator("#ranks svg").bounding_box()
+        seen.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        assert "mean tendency" in seen.page.locator("#tip").inner_text()
+
+
+def test_on_a_phone_nothing_sticks_out(five_thousand):
+    with opened(five_thousand, width=360) as seen:
+        seen.page.wait_for_selector("html[data-ready=yes]")
+        assert seen.page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+        assert seen.errors == []
+
+
+def test_five_thousand_models_are_a_small_file_that_answers_its_title_without_script(five_thousand):
+    assert five_thousand.stat().st_size <= 1_500_000
+    text = five_thousand.read_text()
+    assert re.search(r"<h1>Under uniform attention the weights of [0-9,]+ of 4,750 models would smooth", text)
+    assert text.count('<td class="name">') == 100
 
 
 def test_a_folder_without_a_survey_is_refused(tmp_path):
@@ -118,4 +138,4 @@ def test_a_folder_without_a_survey_is_refused(tmp_path):
 
 def test_a_survey_of_refused_models_is_a_page_too(tmp_path):
     page = render_atlas([model for model in models(40) if model.status == "refused"], folder="x", versions="0")
-    assert "0 of 2 models read" in page
+    assert "None of 2 models could be read." in page

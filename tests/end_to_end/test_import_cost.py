@@ -15,7 +15,7 @@ from tests.command_line import ROOT
 HEAVY = {
     *("torch", "numpy", "safetensors", "jaxtyping"),
     *("transformers", "timm", "torchvision", "datasets", "accelerate", "huggingface_hub", "fsspec", "aiohttp", "gguf"),
-    *("pandas", "scipy", "matplotlib", "plotly", "jinja2", "pydantic", "typer", "rich", "PIL", "sklearn"),
+    *("pandas", "scipy", "resvg_py", "jinja2", "pydantic", "typer", "rich", "PIL", "sklearn"),
 }
 PARSERS = {"typer", "rich", "pydantic"}
 """What the command line itself is made of."""

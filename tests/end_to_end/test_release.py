@@ -64,7 +64,7 @@ main()
 """
 OF_EXTRAS = (
     *("transformers", "timm", "torchvision", "datasets", "accelerate", "huggingface_hub", "tokenizers", "gguf"),
-    *("lightning", "plotly", "jinja2", "matplotlib", "pandas", "pyarrow", "sklearn", "PIL", "peft", "fsspec"),
+    *("lightning", "resvg_py", "jinja2", "pandas", "pyarrow", "sklearn", "PIL", "peft", "fsspec"),
 )
 
 

@@ -47,11 +47,14 @@ def test_the_page_follows_a_run_without_being_loaded_again(tmp_path):
     with page_server(lambda: watched_page([read_run_folder(folder)])) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         with opened(f"http://{LOOPBACK}:{server.server_address[1]}/") as seen:
-            until(seen.page, "(document.getElementById('steps-loss').data || []).length === 1")
+            assert seen.page.locator("#steps-loss svg.wide").count() == 1
             assert "step 0 of 40" in seen.page.locator("h1").inner_text()
             seen.page.evaluate("window.stayed = true")
             log(folder, 20, loss=1.0)
-            until(seen.page, "document.getElementById('steps-loss').data[0].x.length === 2")
+            until(
+                seen.page,
+                "document.querySelector('#steps-loss svg').getAttribute('aria-label').includes('from 2 to 1')",
+            )
             assert "step 20 of 40; loss 1.000" in seen.page.locator("h1").inner_text()
             assert seen.page.evaluate("window.stayed") is True
             log(folder, 30, eval_accuracy=0.5)  # a figure that was not there: the page is loaded again

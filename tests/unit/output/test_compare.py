@@ -1,11 +1,13 @@
-"""The headline of a comparison: how features change over depth in each model, and what the inputs were."""
+"""The headline of a comparison: tokens of one input and different inputs in one sentence, and what the inputs were."""
 
 from dataclasses import replace
 
 import pytest
 
 import oversmooth as osm
-from oversmooth.output.compare_page import compare_page
+from oversmooth.output.charts import Fan
+from oversmooth.output.compare_page import _card, _curves, _sure, _where, _who, compare_page, compare_words
+from tests.answers import deep, minilm
 from tests.contract.tiny_models import tiny_model
 
 
@@ -16,61 +18,115 @@ def analysed(tmp_path_factory):
     return osm.analyze(folder, solve=0)
 
 
-def with_curve(analysis, name, start, end, error=0.01, origin="given"):
-    """The analysis under another name, its mean cosine going evenly from start to end."""
-    measurement = analysis.measurement
-    places = measurement.curve("cosine")
-    last = max(place.depth for place in places)
-    moved = {
-        id(place): replace(place, mean=start + (end - start) * place.depth / last, standard_error=error)
-        for place in places
-    }
-    values = tuple(moved.get(id(value), value) for value in measurement.values)
-    measurement = replace(measurement, values=values, data=replace(measurement.data, origin=origin))
-    provenance = replace(analysis.inspection.provenance, target=name)
-    inspection = replace(analysis.inspection, provenance=provenance)
-    return replace(analysis, inspection=inspection, measurement=measurement)
+def sharpened(output=0.10, between=0.64, **more):
+    """MiniLM after an edit that keeps tokens apart in attention of the last layer."""
+    first = minilm()
+    last = first.points[-1]
+    moved = output - first.output
+    attention = tuple(
+        (name, change + moved if name == "attention" else change) for name, change in first.layers[-1].parts
+    )
+    return replace(
+        first,
+        model="minilm-sharp",
+        output=output,
+        points=(*first.points[:-1], replace(last, mean=output)),
+        layers=(*first.layers[:-1], replace(first.layers[-1], change=first.layers[-1].change + moved, parts=attention)),
+        parts=tuple(replace(p, change=p.change + moved * (p.part == "attention")) for p in first.parts),
+        values=tuple(value + moved + 0.001 * k for k, value in enumerate(first.values)),
+        between=(0.01, between),
+        **more,
+    )
 
 
-def verdict(*analyses):
-    return compare_page(analyses).verdict
-
-
-def test_the_change_over_depth_is_compared_not_the_ends(analysed):
-    high, low = with_curve(analysed, "high", 0.93, 0.95), with_curve(analysed, "low", 0.1, 0.83)
-    said = verdict(high, low)
-    assert "by +0.02 in high (from 0.93 to 0.95) and by +0.73 in low (from 0.10 to 0.83)" in said
-    assert said.endswith("low smooths more than high.")
+NAMES = ("MiniLM", "sharp")
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "judged"),
+    ("output", "between", "said"),
     [
-        ((0.1, 0.5), (0.1, 0.3), "b smooths less than a."),
-        ((0.5, 0.4), (0.5, 0.2), "b sharpens more than a."),
-        ((0.5, 0.2), (0.5, 0.4), "b sharpens less than a."),
-        ((0.1, 0.5), (0.2, 0.61), "b changes about as much as a."),
+        (0.10, 0.64, "In sharp tokens end more distinct than in MiniLM, but different inputs look more alike."),
+        (0.10, 0.06, "In sharp tokens end more distinct than in MiniLM, but different inputs stay as they were."),
+        (0.60, 0.30, "In sharp tokens end more alike than in MiniLM, and different inputs look more alike."),
+        (0.34, 0.08, "In sharp tokens end about as alike as in MiniLM, and different inputs stay as they were."),
+        (0.60, -0.10, "In sharp tokens end more alike than in MiniLM, but different inputs are told apart better."),
     ],
 )
-def test_the_direction_of_each_change_is_named(analysed, first, second, judged):
-    said = verdict(with_curve(analysed, "a", *first), with_curve(analysed, "b", *second))
-    assert said.endswith(judged)
+def test_both_are_in_one_sentence_joined_by_but_where_they_disagree(output, between, said):
+    assert compare_words(NAMES, minilm(), sharpened(output, between)) == said
 
 
-def test_one_sequence_gives_no_judgement(analysed):
-    curves = [with_curve(analysed, name, 0.1, end, error=None) for name, end in (("a", 0.2), ("b", 0.9))]
-    assert verdict(*curves).endswith("and by +0.80 in b (from 0.10 to 0.90).")
+def test_what_was_not_measured_is_not_said_and_few_inputs_are():
+    first, other = replace(minilm(), between=None), sharpened()
+    assert compare_words(NAMES, first, other) == "In sharp tokens end more distinct than in MiniLM."
+    few = sharpened(interval=None)
+    assert compare_words(NAMES, minilm(), few).startswith("On these few inputs: in sharp")
+
+
+def test_where_and_who_name_the_largest_difference_and_its_numbers():
+    first, other = minilm(), sharpened()
+    where, who = _where(NAMES, first, other), _who(first, other)
+    assert where.title == "Most in layer 5"
+    assert where.text == "−0.23 of −0.23 between the two."
+    assert who.title == "Attention: +0.37 before, +0.14 after."
+    assert who.text.startswith("The others: norm after attention 0.00")
+
+
+def test_inputs_are_compared_in_pairs_and_too_few_are_said():
+    found = _sure(minilm(), sharpened())
+    assert found.title.startswith("Tokens: −0.23, 95% interval")
+    assert "a clear difference" in found.text
+    assert _sure(minilm(), replace(sharpened(), values=(0.1,))).title.startswith("Not yet")
+
+
+def test_models_of_other_depth_are_compared_by_relative_depth(analysed):
+    chart = _curves(NAMES, [replace(analysed, measurement=None)] * 2, [minilm(), deep(80)])
+    (panel,) = chart.panels
+    assert chart.x.title.startswith("relative depth")
+    assert [line.x[-1] for line in panel.marks] == [1.0, 1.0]
+    assert _where(NAMES, minilm(), deep(80)).title == "Not layer by layer"
+
+
+def test_models_of_one_depth_share_an_axis_and_differences_add_up(analysed):
+    answers = [minilm(), sharpened()]
+    tokens, parts = _curves(NAMES, [replace(analysed, measurement=None)] * 2, answers).panels
+    assert [mark.name for mark in tokens.marks if isinstance(mark, Fan)] == [
+        "80% of pairs, MiniLM",
+        "80% of pairs, sharp",
+    ]
+    (columns,) = parts.marks
+    assert sum(sum(heights) for _, _, heights, _ in columns.parts) == pytest.approx(0.10 - 0.329)
+    card = _card(NAMES, [analysed, analysed], answers)
+    assert [(gauge.start, gauge.value) for gauge in card.gauges] == [(0.329, 0.10), (0.06, 0.64)]
+    assert dict(card.told)["What now"].command.startswith("oversmooth compare")
+
+
+def with_origin(analysis, origin):
+    data = replace(analysis.measurement.data, origin=origin)
+    return replace(analysis, measurement=replace(analysis.measurement, data=data))
 
 
 def test_random_inputs_are_named_in_the_headline_and_explained_below(analysed):
     assert analysed.measurement.data.origin == "random ids"
-    drawn = [with_curve(analysed, name, 0.1, 0.2, origin="random ids") for name in ("a", "b")]
-    page = compare_page(drawn)
-    assert page.verdict.startswith("On random token ids: mean cosine")
+    page = compare_page([analysed, analysed])
+    assert page.verdict.startswith("On random token ids: ")
     notes = [block.text for block in page.sections[0].blocks if getattr(block, "kind", "") == "note"]
     assert sum("drawn at random" in note for note in notes) == 2
 
 
 def test_random_inputs_of_one_model_only_are_named_with_the_model(analysed):
-    said = verdict(with_curve(analysed, "a", 0.1, 0.2), with_curve(analysed, "b", 0.1, 0.2, origin="random ids"))
-    assert said.startswith("On random token ids for b only, so that the inputs differ: mean cosine")
+    page = compare_page([with_origin(analysed, "given"), analysed])
+    assert page.verdict.startswith("On random token ids for llama (2) only, so that the inputs differ: ")
+
+
+def test_more_than_two_models_are_lines_and_their_ends(analysed):
+    page = compare_page([analysed] * 3)
+    assert page.verdict.startswith("On random token ids: tokens end most distinct in llama (")
+    (panel,) = [panel for panel in page.card.chart.panels if panel.title.startswith("How alike tokens")]
+    assert [mark.name for mark in panel.marks] == ["llama (1)", "llama (2)", "llama (3)"]
+
+
+def test_weights_alone_are_no_headline(analysed):
+    page = compare_page([replace(analysed, measurement=None, prediction=None)] * 2)
+    assert page.verdict == "Weights compared; nothing was measured."
+    assert [chart.id for chart in page.figures] == ["compare-rho"]

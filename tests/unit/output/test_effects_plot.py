@@ -25,29 +25,31 @@ OUTCOMES = [outcome for kind in get_args(Compared.__annotations__["outcome"]) fo
 
 
 @pytest.mark.parametrize("outcome", [each for each in OUTCOMES if each != "not run"])
-def test_every_outcome_has_a_marker(outcome):
-    (plot,) = effects_plot("effects-6", [row("one", 0.1, outcome)])
-    assert [trace["x"] for trace in plot.figure["traces"]] == [[0.1]]
+def test_every_outcome_has_a_look(outcome):
+    (chart,) = effects_plot("effects-6", [row("one", 0.1, outcome)])
+    assert [each.value for each in chart.rows] == [0.1]
 
 
-def test_effects_stand_at_the_height_of_their_words_and_clear_ones_are_apart():
-    (plot,) = effects_plot("effects-6", ROWS)
-    clear, unclear = plot.figure["traces"]
-    assert (clear["x"], clear["y"]) == ([0.5, -0.4], [3, 1])
-    assert (unclear["x"], unclear["y"]) == ([-0.01], [2])
-    assert clear["error_x"]["array"] == pytest.approx([0.1, 0.1])
-    heights = {each["text"]: each["y"] for each in plot.figure["layout"]["annotations"]}
-    assert heights == {"first": 3, "second": 2, "third": 1}
-    assert "3 comparisons, 2 of them clear" in plot.alt
+def test_effects_stand_in_the_order_of_the_table_and_clear_ones_look_different():
+    (chart,) = effects_plot("effects-6", ROWS)
+    assert [(each.name, each.value, each.low, each.high) for each in chart.rows] == [
+        ("first", 0.5, 0.4, 0.6),
+        ("second", -0.01, pytest.approx(-0.11), 0.09000000000000001),
+        ("third", -0.4, -0.5, pytest.approx(-0.3)),
+    ]
+    looks = [(each.tone, each.is_open) for each in chart.rows]
+    assert looks[0] == looks[2] != looks[1]
+    assert "3 comparisons, 2 of them clear" in chart.alt
+    assert chart.x.low <= -0.5
+    assert chart.x.high >= 0.6
 
 
 def test_the_band_of_each_comparison_is_its_margin():
-    (plot,) = effects_plot("effects-6", ROWS)
-    bands = [(band["x0"], band["x1"]) for band in plot.figure["layout"]["shapes"]]
-    assert bands == [(-0.02, 0.02), (-0.02, 0.02), (-0.05, 0.05)]
+    (chart,) = effects_plot("effects-6", ROWS)
+    assert [each.margin for each in chart.rows] == [0.02, 0.02, 0.05]
 
 
 def test_what_was_not_run_is_not_drawn():
-    (plot,) = effects_plot("effects-6", [row("first", 0.5, "higher"), row("second", None, "not run")])
-    assert [each["text"] for each in plot.figure["layout"]["annotations"]] == ["first"]
+    (chart,) = effects_plot("effects-6", [row("first", 0.5, "higher"), row("second", None, "not run")])
+    assert [each.name for each in chart.rows] == ["first"]
     assert effects_plot("effects-6", [row("first", None, "not run")]) == ()

@@ -1,4 +1,4 @@
-"""Colours of the page: readable, told apart by everyone, and with one meaning each."""
+"""Colours of pages and charts: readable, told apart by everyone, and with one meaning each."""
 
 import itertools
 import re
@@ -7,11 +7,15 @@ from importlib.resources import files
 import numpy
 import pytest
 
-CSS = (files("oversmooth.output") / "page.css").read_text(encoding="utf-8")
-HAPPENS = ("smooth", "sharpen", "neutral")
-PARTS = ("attention", "feed-forward", "cross-attention", "norm", "other")
+from oversmooth.output.charts import PARTS as PART_TONES
+from oversmooth.output.charts import TONES
+from oversmooth.output.render import page_style
+
+STRONG = ("attention", "cross", "feed-forward", "final", "other")
+PALE = ("attention-norm", "cross-norm", "feed-forward-norm")
+"""Norms; each is drawn with the strong colour of its part around it."""
 SERIES = ("series-1", "series-2", "series-3", "series-4")
-TEXT = ("ink", "soft", "accent", *HAPPENS)
+TEXT = ("ink", "soft")
 SIGHT = {
     "all cones": numpy.eye(3),
     "no red cones": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
@@ -21,15 +25,11 @@ SIGHT = {
 """What is seen instead of linear red, green and blue (Machado, Oliveira and Fernandes 2009, full severity)."""
 
 
-def themes():
-    """Variables of the light and the dark theme; the dark one is written twice, for the system's wish and the button."""
-    blocks = [
-        dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", block))
-        for block in re.findall(r":root[^{]*\{([^}]*)\}", CSS)
-    ]
-    light, dark, chosen = blocks[:3]
-    assert dark == chosen
-    return {"light": light, "dark": dark}
+THEMES = {"light": 0, "dark": 1}
+
+
+def colours_of(theme):
+    return {name: both[THEMES[theme]] for name, both in TONES.items()}
 
 
 def linear(colour):
@@ -55,37 +55,46 @@ def difference(one, other, sight):
     return numpy.linalg.norm(seen[0] - seen[1])
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", THEMES)
 def test_text_is_readable_and_marks_are_seen(theme):
-    colours = themes()[theme]
+    colours = colours_of(theme)
     for name in TEXT:
         assert min(contrast(colours[name], colours[ground]) for ground in ("paper", "panel")) >= 4.5, name
-    for name in (*PARTS, *SERIES):
-        assert contrast(colours[name], colours["panel"]) >= 3, name
+    for name in (*STRONG, *SERIES, "apart", "null"):
+        assert contrast(colours[name], colours["paper"]) >= 3, name
 
 
 @pytest.mark.parametrize("sight", SIGHT)
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", THEMES)
 def test_colours_of_one_figure_are_told_apart_by_everyone(theme, sight):
-    colours = themes()[theme]
-    for names, least in ((HAPPENS, 20), (PARTS, 20), (SERIES, 10)):  # lines have dashes too
+    colours = colours_of(theme)
+    groups = (("attention", "feed-forward", "cross", "final"), *((pale, pale[:-5]) for pale in PALE))
+    for names, least in (*((group, 18) for group in groups), (SERIES, 10), (("ink", "apart"), 18)):
         for one, other in itertools.combinations(names, 2):
             assert difference(colours[one], colours[other], sight) >= least, (one, other)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_no_part_has_the_hue_of_smoothing_or_sharpening(theme):
-    colours = themes()[theme]
-    for part, direction in itertools.product(PARTS, ("smooth", "sharpen")):
-        assert difference(colours[part], colours[direction], "all cones") >= 30, (part, direction)
+def test_a_pale_colour_belongs_to_the_norm_of_its_part():
+    for part, tone in PART_TONES.items():
+        if part.startswith("norm after "):
+            assert tone == PART_TONES[part.removeprefix("norm after ")] + "-norm"
 
 
 def test_the_measure_of_difference_can_fail():
     assert difference("#b0307f", "#00897b", "no green cones") < 10 < difference("#b0307f", "#00897b", "all cones")
 
 
-def test_figures_name_only_colours_that_the_page_has():
-    known = themes()["light"]
-    for source in (entry for entry in files("oversmooth.output").iterdir() if entry.name.endswith(".py")):
-        for name in re.findall(r"var\(--([a-z0-9-]+)\)", source.read_text(encoding="utf-8")):
-            assert name in known, (source.name, name)
+def test_pages_and_charts_name_only_colours_that_there_are():
+    known = {*TONES, "letters"}
+    for source in files("oversmooth.output").iterdir():
+        if source.name.endswith((".css", ".js", ".py")):
+            named = re.findall(r"var\(--([a-z0-9-]+)\)", source.read_text(encoding="utf-8"))
+            assert set(named) <= known, source.name
+
+
+def test_paper_is_white_and_both_themes_are_on_the_page():
+    style = page_style()
+    for light, dark in TONES.values():
+        assert light in style
+        assert dark in style
+    assert style.rstrip("}").rpartition("@media print")[2].count(TONES["paper"][0]) == 1

@@ -6,8 +6,16 @@ import pytest
 import torch
 
 import oversmooth as osm
-from oversmooth.output.blocks import Pair, Plot
-from oversmooth.output.run_pages import figures_over_steps, intention_words, line_style, runs_page, watched_page
+from oversmooth.output.charts import Fan, Line
+from oversmooth.output.compare_page import line_style
+from oversmooth.output.run_pages import (
+    figures_over_steps,
+    intention_words,
+    runs_page,
+    smoothing_figures,
+    sparse,
+    watched_page,
+)
 from oversmooth.recipes.run_folder import intention
 from oversmooth.results.runs import TrainedRun, grouped, run_names
 from tests.contract.tiny_models import tiny_model
@@ -63,19 +71,15 @@ def run(variant="vanilla", seed=0, points=3, analysis=None, **more):
     )
 
 
-def figure(plots, id):
-    return next(plot for plot in plots if plot.id == id).figure
-
-
-def plots_of(page):
-    for block in (block for section in page.sections for block in section.blocks):
-        yield from block.plots if isinstance(block, Pair) else (block,) if isinstance(block, Plot) else ()
+def marks(charts, id):
+    (panel,) = next(chart for chart in charts if chart.id == id).panels
+    return panel.marks
 
 
 def test_lines_of_many_variants_differ_in_colour_or_dash():
     styles = [line_style(index) for index in range(16)]
-    assert len({(style["color"], style["dash"]) for style in styles}) == 16
-    assert len({style["dash"] for style in styles[:4]}) == len({style["color"] for style in styles[:4]}) == 4
+    assert len(set(styles)) == 16
+    assert len({dash for _, dash in styles[:4]}) == len({tone for tone, _ in styles[:4]}) == 4
 
 
 def test_runs_are_named_by_variant_and_seed():
@@ -101,23 +105,42 @@ def test_sentences_name_the_variant_alone_where_that_is_enough():
 
 
 def test_seeds_are_a_band_around_their_mean():
-    found = figure(figures_over_steps([run(), run(seed=2), run("sharpen")]), "steps-loss")
-    band, mean, other = found["traces"]
-    assert mean["y"] == [3.0, 2.9, 2.8]
-    assert band["y"] == [4.0, 3.9, 3.8, 1.8, 1.9, 2.0]
-    assert (mean["name"], other["name"]) == ("vanilla (2 seeds)", "sharpen")
-    assert (band["showlegend"], band["fillcolor"] == mean["line"]["color"]) == (False, True)
+    band, mean, other = marks(figures_over_steps([run(), run(seed=2), run("sharpen")]), "steps-loss")
+    assert isinstance(band, Fan)
+    assert mean.y == (3.0, 2.9, 2.8)
+    assert band.high == (4.0, 3.9, 3.8)
+    assert band.low == (2.0, 1.9, 1.8)
+    assert (mean.name, other.name) == ("vanilla (2 seeds)", "sharpen")
+    assert (band.name, band.tone) == ("", mean.tone)
 
 
 def test_runs_of_different_length_are_averaged_where_all_have_a_value():
-    found = figure(figures_over_steps([run(), run(seed=1, points=2)]), "steps-loss")
-    assert found["traces"][1]["x"] == [0, 10]
+    _, mean = marks(figures_over_steps([run(), run(seed=1, points=2)]), "steps-loss")
+    assert mean.x == (0.0, 10.0)
 
 
 def test_smoothing_over_steps_is_that_of_the_last_depth():
-    found = figure(figures_over_steps([run()]), "steps-mean-cosine-last-depth")
-    assert found["traces"][0]["y"] == [0.0, 0.2, 0.4]
-    assert not any("accuracy" in plot.id for plot in figures_over_steps([run()])), "nobody has logged one"
+    charts = figures_over_steps([run()])
+    (line,) = marks(charts, "steps-mean-cosine-last-depth")
+    assert isinstance(line, Line)
+    assert line.y == (0.0, 0.2, 0.4)
+    (panel,) = next(chart for chart in charts if chart.id == "steps-mean-cosine-last-depth").panels
+    assert (panel.y.low, panel.y.high) == (0.0, 1.0)
+    assert not any("accuracy" in chart.id for chart in charts), "nobody has logged one"
+
+
+def test_every_depth_is_a_row_and_every_step_a_column():
+    (heat,) = smoothing_figures(run().points)
+    assert heat.rows == ("0", "2")
+    assert heat.columns == ("0", "10", "20")
+    assert heat.values == ((0.1, 0.1, 0.1), (0.0, 0.2, 0.4))
+    assert (heat.low, heat.high) == (0.0, 1.0)
+
+
+def test_of_many_steps_the_last_is_kept():
+    assert sparse(list(range(1000)), 10) == list(range(99, 1000, 100))
+    assert sparse([1, 2, 3], 10) == [1, 2, 3]
+    assert sparse([], 10) == []
 
 
 @pytest.mark.parametrize(
@@ -144,9 +167,7 @@ def test_a_run_that_ended_against_its_intention_is_said_why(analysis):
     assert text.startswith(
         "sharpen ended against its intention (sharpening): mean cosine 0.80 at the output, vanilla 0.50."
     )
-    assert (
-        "Against it works the feed-forward: log(HFC/LFC) at unit length changes by -1.20 there, and by -0.30 in" in text
-    )
+    assert "Against it works feed-forward: log(HFC/LFC) at unit length changes by -1.20 there, and by -0.30 in" in text
     assert "while its attention changes +0.40" in text
 
 
@@ -184,7 +205,7 @@ def test_the_page_has_accuracy_beside_smoothing_and_a_row_per_run(analysis):
     assert page.facts[1] == ("sharpen (2 seeds)", "1 of 2 finished; step 20 of 20")
     table = page.sections[-1].blocks[0]
     assert [row[0].shown for row in table.rows] == ["vanilla, seed 0", "sharpen, seed 0", "sharpen, seed 1"]
-    assert {"runs-cosine", "runs-hfc-lfc", "steps-loss"} <= {plot.id for plot in plots_of(page)}
+    assert {"runs-cosine", "runs-hfc-lfc", "steps-loss"} <= {chart.id for chart in page.figures}
 
 
 def test_a_watched_run_says_how_far_it_is_and_what_its_counts_count():

@@ -12,21 +12,23 @@ from dataclasses import replace
 import pytest
 
 from oversmooth.errors import BadValue, BrokenFile
-from oversmooth.output.blocks import Page, PageSection, Plot, table_of
+from oversmooth.output.blocks import Page, PageSection, table_of
+from oversmooth.output.charts import Chart, Line, Panel, numbers, places
 from oversmooth.output.render import LOOPBACK, page_server
 from oversmooth.results.wording import Highlight
 
 
 def page(number):
-    plot = Plot(id="loss", figure={"traces": [{"y": [number]}], "layout": {}}, caption="", alt="")
+    line = Line(name="loss", x=(0.0, 1.0), y=(0.0, float(number)), value=str(number))
+    panel = Panel(title="", y=numbers(0.0, 3.0), marks=(line,))
+    chart = Chart(id="loss", alt="", x=places(["0", "1"]), panels=(panel,))
     return Page(
         title="t",
         eyebrow="",
         verdict=f"step {number} <b>",
         facts=(("steps", str(number)),),
         findings=(Highlight(text=f"finding {number}", section="top", title="Top"),),
-        sections=(PageSection(id="top", blocks=[plot, table_of("runs", "Runs", [{"run": "a", "steps": number}])]),),
-        footer="",
+        sections=(PageSection(id="top", blocks=[chart, table_of("runs", "Runs", [{"run": "a", "steps": number}])]),),
     )
 
 
@@ -56,11 +58,11 @@ def test_page_and_numbers_are_made_when_they_are_asked_for():
         news = json.loads(get(port, "/figures.json")[1])
         assert news["verdict"] == "step 2 <b>"
         assert news["facts"] == [["steps", "2"]]
-        assert news["figures"]["loss"]["traces"][0]["y"] == [2]
+        assert ">loss 2</text>" in news["figures"]["loss"][0]
         assert news["findings"] == [{"text": "finding 2", "section": "top", "title": "Top"}]
         assert [cell["shown"] for cell in news["tables"]["runs"][0]] == ["a", "2"]
         assert f'data-parts="{news["parts"]}"' in html
-        assert json.loads(get(port, "/figures.json")[1])["figures"]["loss"]["traces"][0]["y"] == [3]
+        assert ">loss 3</text>" in json.loads(get(port, "/figures.json")[1])["figures"]["loss"][0]
 
 
 def test_a_page_with_other_columns_or_without_sentences_has_other_parts():
@@ -99,7 +101,7 @@ def test_a_port_that_is_taken_is_refused():
 def test_a_browser_that_goes_away_is_no_error(capfd):
     def slow():
         time.sleep(0.2)
-        return replace(page(1), footer="x" * 5_000_000)
+        return replace(page(1), summary="x" * 5_000_000)
 
     with served(slow) as port:
         for _ in range(3):
