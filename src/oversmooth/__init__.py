@@ -10,7 +10,8 @@ osm.predict(target)     # exponents, regimes and the ladder of explanation besid
 osm.measure_lengths(target, lengths=(16, 64))   # the same texts cut to several lengths
 osm.gate(target, rules={"max_cosine": 0.95})   # does it keep within limits? for CI
 osm.open(target)        # loaded once for all of these: model = osm.open(target); model.measure(); model.predict()
-osm.analyze(target)     # all of it -> Analysis (.save_html() .to_json() .to_pandas())
+osm.analyze(target)     # all of it -> Analysis (.answer .save_html() .to_json() .to_pandas())
+osm.load(path)          # a result that was saved with result.save(path)
 osm.sharpen(model), osm.smooth(model), osm.constrain(model, low=..., high=...)   # in place, for training
 osm.apply(model, "attnscale"), osm.unapply(model)   # published interventions by name
 osm.bake(model)         # back to ordinary weights, same outputs
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         Pruning,
         TaskLoss,
         Verification,
+        load,
     )
     from oversmooth.spectra.inspect import inspect
     from oversmooth.surveys.survey import survey
@@ -94,6 +96,7 @@ __all__ = [
     "edit_curve",
     "gate",
     "inspect",
+    "load",
     "measure",
     "measure_lengths",
     "open",
@@ -133,7 +136,7 @@ _HOMES = {
     **dict.fromkeys(
         (
             *("Ablation", "Analysis", "Control", "GateResult", "Inspection", "Measurement", "Prediction", "Pruning"),
-            *("EditCurve", "LengthCurves", "TaskLoss", "Verification"),
+            *("EditCurve", "LengthCurves", "TaskLoss", "Verification", "load"),
         ),
         "oversmooth.results",
     ),

@@ -38,12 +38,13 @@ LAYERS = (
 
 LAYER: Mapping[str, int] = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 CONVENIENCE = {
-    ("results.answer", "output.page"),
-    ("results.answer", "output.render"),
     ("results.answer", "output.figures"),
-    ("results.measurement", "output.figures"),
+    ("results.answer", "output.page"),
+    ("results.base", "output.tables"),
+    ("results.answer", "output.render"),
+    *((f"results.{name}", "output.figures") for name in ("answer", "inspection", "measurement", "prediction")),
 }
-"""The only steps upwards: `analysis.save_html(path)`, `measurement.plot()` and what a notebook shows of a result, inside
+"""The only steps upwards: `analysis.save_html(path)`, `.plot()` and what a notebook shows of a result, inside
 functions, because users and notebooks look for them there."""
 MODEL_LIBRARIES = ("transformers", "timm")
 MAY_IMPORT_THEM = ("models", "data", "training", "recipes")

@@ -26,6 +26,7 @@ NAMED_OTHERWISE = {
     "bake": "control.constrain",
     "analyze": "analysis",
     "discover": "models.verify",
+    "load": "results.base",
     "measure_lengths": "prediction.lengths",
     "open": "handle",
     "read_survey": "surveys.table",

@@ -33,12 +33,15 @@ def ablate(
     theory: Annotated[
         bool, typer.Option(help="Also show the tendency of the weights and the rungs, for one more pass.")
     ] = True,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also print cheap numbers of each part, and how well they rank the costs.")
+    ] = False,
     *,
     load: dict[str, Any],
     showing: Showing,
     reading: ReadingOptions,
 ) -> None:
-    """Remove each attention, feed-forward and block in turn and show what that costs, beside numbers that are cheap."""
+    """Measure how the loss grows when each attention, feed-forward and block is removed, and name the cheapest."""
     from oversmooth.output.tables import show_ablation
     from oversmooth.worth.ablate import ablate as ablate_
 
@@ -53,4 +56,4 @@ def ablate(
             **load,
             **reading,
         )
-    show(result, lambda: show_ablation(result), showing)
+    show(result, lambda: show_ablation(result, details=details), showing)

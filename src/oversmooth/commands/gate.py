@@ -23,13 +23,18 @@ TABLES = ("rules", "against")
 @reads_data
 def gate(
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="A model, or the metrics.jsonl of a run.", show_default=False, autocompletion=completion.targets
+            help="A model, or the metrics.jsonl of a run. Default: the small model that comes along.",
+            show_default=False,
+            autocompletion=completion.targets,
         ),
-    ],
+    ] = None,
     data: DataOption = None,
     max_cosine: Annotated[float | None, typer.Option(help="Largest mean cosine that leaves any block.")] = None,
+    max_between: Annotated[
+        float | None, typer.Option(help="Largest similarity between different sequences that leaves any block.")
+    ] = None,
     min_effective_rank_share: Annotated[
         float | None, typer.Option(help="Smallest share of the rank that leaves any block.")
     ] = None,
@@ -65,6 +70,7 @@ def gate(
     asked = {**file.get("rules", {}), **_given_rules(rule or ())}
     options = {
         "max_cosine": max_cosine,
+        "max_between": max_between,
         "min_effective_rank_share": min_effective_rank_share,
         "max_loss_increase": max_loss_increase,
     }
@@ -72,7 +78,7 @@ def gate(
     compared = file.get("against", {})
     with one_bar("Measuring, layers of sequences") as progress:
         result = gate_(
-            target,
+            target or completion.embedded_default(),
             data,
             rules=asked,
             against=against or compared.get("analysis"),
@@ -94,7 +100,8 @@ def gate(
 def _text(result: "GateResult") -> str:
     """A line per breach, and the answer."""
     lines = [f"{breach.rule}: {breach.words}" for breach in result.breaches]
-    return "\n".join([*lines, "passed" if result.passed else f"failed: {len(lines)} breaches"])
+    count = "1 breach" if len(lines) == 1 else f"{len(lines)} breaches"
+    return "\n".join([*lines, "passed" if result.passed else f"failed: {count}"])
 
 
 def _given_rules(words: Any) -> dict[str, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from oversmooth.data.held import Data
 from oversmooth.data.options import DataOptions
 from oversmooth.environment.files import cache_folder, write_whole
 from oversmooth.errors import OversmoothError

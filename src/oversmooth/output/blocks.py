@@ -1,14 +1,15 @@
 """What a page is made of: a card with the answer, and sections of charts, tables and words."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from oversmooth.output.charts import Chart, Gauge, HeatMap, IntervalBars
+from oversmooth.output.charts import Chart, Effects, Gauge, HeatMap
 from oversmooth.results.answer import Told
 from oversmooth.results.base import format_cell
 from oversmooth.results.wording import Highlight
 
-Figure = Chart | HeatMap | IntervalBars | Gauge
+Figure = Chart | HeatMap | Effects | Gauge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Pair:
     charts: tuple[Figure, Figure]
 
 
-Block = Chart | HeatMap | IntervalBars | Gauge | Pair | Table | Words | Items
+Block = Chart | HeatMap | Effects | Gauge | Pair | Table | Words | Items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +133,11 @@ class Page:
 
 
 FOOTER = "Made by oversmooth. This page needs no network and sends nothing anywhere."
+
+
+def identifier(name: str, stack: str) -> str:
+    """A name for the page; stacks are called by whoever wrote the model."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", f"{name}-{stack}").strip("-") if stack else name
 
 
 def cell(value: object) -> Cell:

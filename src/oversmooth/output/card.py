@@ -5,7 +5,7 @@ from dataclasses import replace
 from html import escape
 from itertools import pairwise
 
-from oversmooth.output.blocks import Brief, Card
+from oversmooth.output.blocks import Brief, Card, identifier
 from oversmooth.output.charts import (
     PARTS,
     Axis,
@@ -67,7 +67,7 @@ def gauge_of(answer: Answer, title: str = "") -> Gauge:
     """The output between 0 and 1, beside where it came from."""
     untrained = answer.points[-1].untrained
     return Gauge(
-        id=f"gauge-{answer.stack}" if answer.stack else "gauge",
+        id=identifier("gauge", answer.stack),
         title=title,
         alt=f"Gauge from 0 to 1: mean cosine {level(answer.output)}, {answer.state}; at the input {level(answer.input)}.",
         value=answer.output,
@@ -90,7 +90,7 @@ def chart_of(answer: Answer) -> Chart:
     labels = [ends.get(point.label, point.label) for point in answer.points]
     name = f", {answer.stack}" if answer.stack else ""
     return Chart(
-        id=f"depth-{answer.stack}" if answer.stack else "depth",
+        id="depth",
         alt=(
             f"Mean cosine{name} from {level(answer.input)} at the input to {level(answer.output)} at the output over "
             f"{sum(point.label.isdigit() for point in answer.points)} layers; below it what each part adds to it."

@@ -5,8 +5,9 @@ letters keep their size. Colours are classes; a page gives them the colours of i
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 
@@ -240,7 +241,7 @@ class HeatMap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class Effect:
     name: str
     value: float
     low: float
@@ -252,14 +253,14 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalBars:
+class Effects:
     """A value with its interval per row; the name stands above."""
 
     id: str
     alt: str
     title: str
     x: Axis
-    rows: tuple[Interval, ...]
+    rows: tuple[Effect, ...]
     caption: str = ""
 
 
@@ -285,7 +286,7 @@ class Gauge:
     caption: str = ""
 
 
-Figure = Chart | HeatMap | IntervalBars | Gauge
+Figure = Chart | HeatMap | Effects | Gauge
 
 # --- axes ---
 
@@ -476,9 +477,7 @@ def _below(entries: Sequence[_Entry], left: Pixels, right: Pixels, top: Pixels) 
             x, y = left, y + LINE + 2
         lines = wrapped(f"{entry.name} {entry.value}".strip(), right - left - 26, bold=entry.is_bold)
         first, *others = lines
-        parts.append(
-            _Entry(**{**{f: getattr(entry, f) for f in _Entry.__slots__}, "name": first, "value": ""}).draw(x, y)
-        )
+        parts.append(replace(entry, name=first, value="").draw(x, y))
         for line in others:
             y += LINE
             parts.append(lettering(x + 24, y, line, "f-soft"))
@@ -546,7 +545,7 @@ def _strong(tone: str) -> str:
     return tone.removesuffix("-norm") if tone.endswith("-norm") else ""
 
 
-def _chart(chart: Chart, width: Pixels) -> tuple[str, Pixels]:
+def _chart(chart: Chart, width: Pixels, *, again: bool) -> tuple[str, Pixels]:
     zones = [name for panel in chart.panels for _, _, name in panel.y.zones] if width > 600 else []
     ticks = [text for panel in chart.panels for _, text in panel.y.ticks]
     left = max((text_width(text) for text in ticks), default=0) + 12
@@ -585,7 +584,7 @@ def _chart(chart: Chart, width: Pixels) -> tuple[str, Pixels]:
     parts += [lettering(_kept(x, text, width), under, text, "f-soft c") for x, text in shown]
     parts.append(lettering((left + right) / 2, under + LINE, chart.x.title, "f-soft c") if chart.x.title else "")
     end = under + (LINE if chart.x.title else 0) + 6 + (0 if is_beside else below)
-    return "".join(parts) + _hits(chart.notes, x_of, left, right, first, bottom), end
+    return "".join(parts) + _hits(chart.notes, x_of, (left, right, first, bottom), again=again), end
 
 
 def _kept(x: Pixels, text: str, width: Pixels) -> Pixels:
@@ -618,17 +617,16 @@ def _frame(panel: Panel, y_of: _Scale, left: Pixels, right: Pixels, zones: Seque
     return "".join(parts)
 
 
-def _hits(
-    notes: Sequence[tuple[float, str]], x_of: _Scale, left: Pixels, right: Pixels, top: Pixels, bottom: Pixels
-) -> str:
-    """Stretches that can be pointed at, each with what it says."""
+def _hits(notes: Sequence[tuple[float, str]], x_of: _Scale, box: tuple[Pixels, ...], *, again: bool) -> str:
+    """Stretches that can be pointed at, each with what it says where it is drawn for the first time."""
     if not notes:
         return ""
+    left, right, top, bottom = box
     middles = [(x_of(a) + x_of(b)) / 2 for (a, _), (b, _) in pairwise(notes)]
     edges = [left, *middles, right]
+    titles = ["" if again else f"<title>{escape(text)}</title>" for _, text in notes]
     return "".join(
-        _rect(a, top, b - a, bottom - top, "hit", f"<title>{escape(text)}</title>")
-        for (a, b), (_, text) in zip(pairwise(edges), notes, strict=True)
+        _rect(a, top, b - a, bottom - top, "hit", title) for (a, b), title in zip(pairwise(edges), titles, strict=True)
     )
 
 
@@ -642,7 +640,7 @@ def _title(text: str, width: Pixels, top: Pixels = 0.0) -> tuple[list[str], Pixe
     return parts, top + LINE * len(lines)
 
 
-def _heat_map(heat: HeatMap, width: Pixels) -> tuple[str, Pixels]:
+def _heat_map(heat: HeatMap, width: Pixels, *, again: bool) -> tuple[str, Pixels]:
     rows, columns = len(heat.rows), max(len(heat.columns), 1)
     parts, top = _title(heat.title, width)
     scale, height_of_scale = _scale_of(heat, width, top + 6)
@@ -655,8 +653,7 @@ def _heat_map(heat: HeatMap, width: Pixels) -> tuple[str, Pixels]:
     cell = max(3.0, min(24.0, 430 / max(rows, 1)))
     right = min(width - 2, left + columns * 56)
     x_of, bottom = _Scale(0.0, float(columns), left, right), top + rows * cell
-    for level, tone, path in _levels(heat, x_of, top, cell):
-        parts.append(f'<path d="{path}" class="f-{tone}" fill-opacity="{level:.2f}"/>')
+    parts.append(_cells(heat, (left, top, right - left, bottom - top), again=again))
     parts.append(f'<path d="M{_n(left)} {_n(top)}H{_n(right)}V{_n(bottom)}H{_n(left)}Z" class="s-line"/>')
     every = max(1, math.ceil(LINE / cell))
     steps = next((k for k in (1, 2, 5, 10, 20, 50, 100, 500) if k >= every), every)
@@ -673,9 +670,24 @@ def _heat_map(heat: HeatMap, width: Pixels) -> tuple[str, Pixels]:
     return f"<g {area}>{scale}{''.join(parts)}</g>", under + 7
 
 
-def _levels(heat: HeatMap, x_of: _Scale, top: Pixels, cell: Pixels) -> Iterator[tuple[float, str, str]]:
+def _cells(heat: HeatMap, box: tuple[Pixels, ...], *, again: bool) -> str:
+    """A unit square per cell, stretched to the box; what is on the page already is used again."""
+    name = "cells-" + re.sub(r"[^A-Za-z0-9-]+", "-", heat.id)
+    x, y, width, height = (_n(value) for value in box)
+    frame = f'<svg x="{x}" y="{y}" width="{width}" height="{height}" preserveAspectRatio="none" '
+    frame += f'viewBox="0 0 {max(len(heat.columns), 1)} {len(heat.rows)}" shape-rendering="crispEdges">'
+    if again:
+        return f'{frame}<use href="#{name}"/></svg>'
+    paths = "".join(
+        f'<path d="{path}" class="f-{tone}" fill-opacity="{level / LEVELS:.2f}"/>'
+        for (level, tone), path in sorted(_levels(heat).items())
+    )
+    return f'{frame}<g id="{name}">{paths}</g></svg>'
+
+
+def _levels(heat: HeatMap) -> dict[tuple[int, str], str]:
     """Cells of one colour as one path: neighbours in a row are one box."""
-    paths: dict[tuple[int, str], list[str]] = {}
+    paths: dict[tuple[int, str], str] = {}
     for r, row in enumerate(heat.values):
         shades = [None if value is None else shade(heat, value) for value in row]
         start = 0
@@ -683,11 +695,9 @@ def _levels(heat: HeatMap, x_of: _Scale, top: Pixels, cell: Pixels) -> Iterator[
             if k == len(shades) or shades[k] != shades[start]:
                 key = shades[start]
                 if key is not None and key[0]:
-                    x, end = x_of(start), x_of(k)
-                    box = f"M{_n(x)} {_n(top + r * cell)}h{_n(end - x)}v{_n(cell)}h-{_n(end - x)}z"
-                    paths.setdefault(key, []).append(box)
+                    paths[key] = paths.get(key, "") + f"M{start} {r}h{k - start}v1h-{k - start}z"
                 start = k
-    yield from ((level / LEVELS, tone, "".join(boxes)) for (level, tone), boxes in sorted(paths.items()))
+    return paths
 
 
 def shade(heat: HeatMap, value: Pixels) -> tuple[int, str]:
@@ -701,7 +711,7 @@ def shade(heat: HeatMap, value: Pixels) -> tuple[int, str]:
 def _scale_of(heat: HeatMap, width: Pixels, top: Pixels) -> tuple[str, Pixels]:
     """The colours and what they stand for, above the map."""
     middle = heat.low if heat.middle is None else heat.middle
-    low, high = (f"{heat.low:.2g}", f"{heat.high:.2g}")
+    low, high = f"{heat.low:.3g}", f"{heat.high:.3g}"
     x = text_width(low) + 6
     boxes, sides = [], [(heat.low, middle, False), (middle, heat.high, True)]
     for start, end, is_above in sides:
@@ -718,7 +728,7 @@ def _scale_of(heat: HeatMap, width: Pixels, top: Pixels) -> tuple[str, Pixels]:
     return lettering(0.0, top + 10, low) + "".join(boxes + lines), LINE * len(words)
 
 
-def _intervals(figure: IntervalBars, width: Pixels) -> tuple[str, Pixels]:
+def _effects(figure: Effects, width: Pixels) -> tuple[str, Pixels]:
     parts, top = _title(figure.title, width)
     said = max((text_width(row.said) for row in figure.rows), default=0)
     right = width - said - 16 if said else width - 8
@@ -730,7 +740,7 @@ def _intervals(figure: IntervalBars, width: Pixels) -> tuple[str, Pixels]:
             halo = lettering(8, top, line, "s-paper halo").replace('class="', 'aria-hidden="true" class="')
             rows.append(halo + lettering(8, top, line, "f-ink"))
         top += 15
-        rows.append(_interval(row, x_of, top))
+        rows.append(_effect(row, x_of, top))
         rows.append(lettering(width - 2, top + 4.5, row.said, "f-soft e") if row.said else "")
         top += 13
     for value, _ in figure.x.ticks:
@@ -742,7 +752,7 @@ def _intervals(figure: IntervalBars, width: Pixels) -> tuple[str, Pixels]:
     return "".join(parts), top + 24 + (LINE if figure.x.title else 0)
 
 
-def _interval(row: Interval, x_of: _Scale, y: Pixels) -> str:
+def _effect(row: Effect, x_of: _Scale, y: Pixels) -> str:
     band = (
         _rect(x_of(-row.margin), y - 8, x_of(row.margin) - x_of(-row.margin), 16.0, "f-crowded") if row.margin else ""
     )
@@ -826,18 +836,18 @@ def _gauge_entries(gauge: Gauge) -> Iterator[_Entry]:
 # --- pictures ---
 
 
-def drawn(figure: Figure, width: Pixels) -> tuple[str, Pixels]:
-    """What stands inside the picture, and its height."""
+def drawn(figure: Figure, width: Pixels, *, again: bool = False) -> tuple[str, Pixels]:
+    """What stands inside the picture, and its height; `again` where the same is on the page at another width already."""
     if isinstance(figure, Chart):
-        return _chart(figure, width)
+        return _chart(figure, width, again=again)
     if isinstance(figure, HeatMap):
-        return _heat_map(figure, width)
-    return _intervals(figure, width) if isinstance(figure, IntervalBars) else _gauge(figure, width)
+        return _heat_map(figure, width, again=again)
+    return _effects(figure, width) if isinstance(figure, Effects) else _gauge(figure, width)
 
 
-def svg(figure: Figure, width: Pixels, name: str = "") -> str:
+def svg(figure: Figure, width: Pixels, name: str = "", *, again: bool = False) -> str:
     """The picture for a page, whose style gives the colours."""
-    inside, height = drawn(figure, width)
+    inside, height = drawn(figure, width, again=again)
     size = f'viewBox="0 0 {_n(width)} {_n(math.ceil(height))}" width="{_n(width)}"'
     label = escape(figure.alt, quote=True)
     return f'<svg class="chart {name}" {size} role="img" aria-label="{label}" tabindex="0">{inside}</svg>'

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean, stdev
 
 from oversmooth.measurement.statistics import interval
@@ -13,7 +14,7 @@ from oversmooth.output.sections import cosine_blocks
 from oversmooth.results import Analysis, TaskLoss
 from oversmooth.results.answer import PART_NAMES, Answer, Told
 from oversmooth.results.measurement import OutputDrift
-from oversmooth.results.wording import YARDSTICK, Highlight, change_words, first_large, level, short_name
+from oversmooth.results.wording import YARDSTICK, change_words, first_large, level, short_name
 
 # --- what models cost, beside what they do to features: the part of a comparison that losses fill ---
 
@@ -133,6 +134,30 @@ def _where(names: Sequence[str], first: Answer, other: Answer) -> Told:
     )
 
 
+def between_curve(analysis: Analysis) -> list[float]:
+    """How alike different inputs are at every place; empty where it was not measured."""
+    measurement = analysis.measurement
+    if measurement is None:
+        return []
+    final = measurement.final("between")
+    points = [*measurement.curve("between"), *([final] if final is not None else [])]
+    return [point.mean for point in points if point.mean is not None]
+
+
+def _where_inputs(names: Sequence[str], analyses: Sequence[Analysis], labels: Sequence[str]) -> str:
+    """The place at which the two models part most in what they do to different inputs."""
+    a, b = (between_curve(analysis) for analysis in analyses)
+    if not len(a) == len(b) == len(labels) > 1:
+        return ""
+    steps = [(y - x, v - u) for (x, y), (u, v) in zip(pairwise(a), pairwise(b), strict=True)]
+    k = max(range(len(steps)), key=lambda k: abs(steps[k][1] - steps[k][0]))
+    if abs(steps[k][1] - steps[k][0]) < SEEN:
+        return ""
+    place = labels[k + 1] if labels[k + 1] == "final norm" else f"layer {labels[k + 1]}"
+    said = f"{change_words(steps[k][0])} in {names[0]}, {change_words(steps[k][1])} in {names[1]}"
+    return f" Different inputs: most in {place}, {said}."
+
+
 def _who(first: Answer, other: Answer) -> Told:
     mine, theirs = ({part.part: part.change for part in answer.parts} for answer in (first, other))
     moved = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in PART_NAMES if name in mine or name in theirs}
@@ -203,8 +228,10 @@ def _card(names: Sequence[str], analyses: Sequence[Analysis], answers: Sequence[
             )
         )
     targets = [analysis.inspection.provenance.target for analysis in analyses]
+    where = _where(names, first, other)
+    inputs = _where_inputs(names, analyses, [point.label for point in first.points])
     told = (
-        ("Where", _where(names, first, other)),
+        ("Where", replace(where, text=where.text + inputs)),
         ("Who", _who(first, other)),
         ("How sure", _sure(first, other)),
         ("What now", _now(names, targets, first, other)),
@@ -272,12 +299,7 @@ def _note(names: Sequence[str], answers: Sequence[Answer], k: int) -> str:
 
 def _texts(names: Sequence[str], analyses: Sequence[Analysis], *, is_same: bool) -> Iterator[Panel]:
     """How alike different inputs are over depth, where that was measured in all."""
-    curves = []
-    for analysis in analyses:
-        measurement = analysis.measurement
-        points = list(measurement.curve("between")) if measurement is not None else []
-        final = measurement.final("between") if measurement is not None else None
-        curves.append([p.mean for p in (*points, *([final] if final else [])) if p.mean is not None])
+    curves = [between_curve(analysis) for analysis in analyses]
     if all(len(curve) > 1 for curve in curves):
         low = min([0.0, *(value for curve in curves for value in curve)])
         axis = Axis(low=low, high=1.0, ticks=((0.0, "0"), (0.5, "0.5"), (1.0, "1")))
@@ -345,10 +367,6 @@ def compare_page(
     page = Page(
         title="oversmooth: " + " / ".join(names),
         eyebrow=" / ".join(names),
-        findings=tuple(
-            Highlight(text=drift_words(names[0], name, drift), section="outputs", title="Outputs")
-            for name, drift in known
-        ),
         verdict="Weights compared; nothing was measured.",
         facts=(),
         sections=tuple(sections),
@@ -421,7 +439,7 @@ def _outputs(first: str, drifts: Sequence[tuple[str, OutputDrift]]) -> PageSecti
     return PageSection(
         id="outputs",
         title="Outputs",
-        lead="how far features behind the last block and the final norm moved, on the same inputs",
+        lead=" ".join(drift_words(first, name, drift) for name, drift in drifts),
         blocks=[table_of("outputs-table", "Outputs compared", rows)],
         is_closed=True,
     )

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from oversmooth.output.blocks import Block, Page, PageSection, Pair, Words, paired, table_of
+from oversmooth.output.blocks import Block, Page, PageSection, Pair, Words, identifier, paired, table_of
 from oversmooth.output.charts import (
     DASHES,
     Axis,
@@ -19,7 +19,7 @@ from oversmooth.output.charts import (
     places,
 )
 from oversmooth.output.run_pages import axis_of
-from oversmooth.output.sections import identifier, suffix
+from oversmooth.output.sections import suffix
 from oversmooth.results import EditCurve, EditPoint, LengthCurves, LengthPrediction
 from oversmooth.results.wording import how_much, short_name
 

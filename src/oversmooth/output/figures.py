@@ -10,8 +10,8 @@ from oversmooth.output.card import chart_of, picture_of
 from oversmooth.output.charts import WIDTHS, Chart, Figure, Mark, Panel, places, png, standalone
 from oversmooth.output.page import answers_of
 from oversmooth.output.run_pages import axis_of
-from oversmooth.output.sections import band_and_line, heads_section, suffix, why_section
-from oversmooth.results import Analysis, Measurement
+from oversmooth.output.sections import band_and_line, growth_charts, heads_section, ladder_of, suffix, why_section
+from oversmooth.results import Analysis, Inspection, Measurement, Prediction
 
 FORMATS = ("svg", "png")
 
@@ -39,7 +39,18 @@ def analysis_drawing(analysis: Analysis) -> Drawing:
     """The curve of the mean cosine and what each part adds; of weights alone what repeating a layer would do."""
     if analysis.answer is not None:
         return Drawing(chart_of(analysis.answer))
-    return Drawing(next(block for block in why_section(analysis).blocks if isinstance(block, Chart)))
+    return inspection_drawing(analysis.inspection)
+
+
+def inspection_drawing(inspection: Inspection) -> Drawing:
+    """Growth of shared directions when a layer is repeated, from weights alone; the first stack that can be read."""
+    empty = Chart(id="growth", alt="No layer could be read.", x=places([]), panels=())
+    return Drawing(next(growth_charts(inspection), empty))
+
+
+def prediction_drawing(prediction: Prediction, stack: str | None = None) -> Drawing:
+    """The ladder from the theorem to the measurement of one stack, the first by default."""
+    return Drawing(ladder_of(prediction.layers[0].stack if stack is None else stack, prediction))
 
 
 def curve_drawing(measurement: Measurement, metric: str) -> Drawing:

@@ -21,6 +21,10 @@
   const said = (node) => {
     const title = node.querySelector(":scope > title");
     if (title) { node.dataset.said = title.textContent; title.remove(); } // one hint, not two
+    if (!node.dataset.said && node.classList.contains("hit")) { // only the widest drawing has the words
+      const [own, first] = [node.closest("svg"), node.closest(".drawn").querySelector("svg")].map((svg) => [...svg.querySelectorAll(".hit")]);
+      return own[0] === first[0] ? "" : said(first[own.indexOf(node)]);
+    }
     return node.dataset.said || "";
   };
   const cellAt = (drawn, svg, event) => {
@@ -88,6 +92,7 @@
     const shown = [...document.getElementById(button.dataset.of).querySelectorAll("svg.chart")].find((svg) => svg.getClientRects().length);
     const copy = shown.cloneNode(true), { width, height } = shown.viewBox.baseVal, name = "oversmooth-" + button.dataset.of;
     copy.querySelectorAll(".hit").forEach((hit) => hit.remove());
+    copy.querySelectorAll("use").forEach((use) => use.replaceWith(document.querySelector(use.getAttribute("href")).cloneNode(true)));
     copy.setAttribute("xmlns", "http://www.w3.org/2000/svg"); copy.setAttribute("class", "oversmooth");
     copy.setAttribute("width", width); copy.setAttribute("height", height);
     const text = copy.outerHTML.replace(">", "><style>" + document.getElementById("chart-style").innerHTML + '</style><rect width="100%" height="100%" class="f-paper"/>');

@@ -69,7 +69,7 @@ def render(page: Page) -> str:
         WIDTHS=WIDTHS,
         HALF=HALF,
         drawn_at=lambda chart, widths: Markup(drawn_at(chart, widths)),
-        hover_data=lambda chart: Markup(f' data-heat="{escape(heat, quote=True)}"') if (heat := heat_of(chart)) else "",
+        hover_data=lambda chart: Markup(f" data-heat='{in_quotes(heat)}'") if (heat := heat_of(chart)) else "",
         kind_of=_kind_of,
         unbroken=lambda text: Markup(unbroken(text)),
         terms=lambda text: Markup(with_terms(text, shown)),
@@ -96,16 +96,21 @@ def page_style() -> str:
 
 def drawn_at(chart: Figure, widths: Mapping[str, int]) -> str:
     """The chart at every width, of which CSS shows one."""
-    return "".join(svg(chart, width, name) for name, width in widths.items())
+    return "".join(svg(chart, width, name, again=k > 0) for k, (name, width) in enumerate(widths.items()))
 
 
 def heat_of(chart: Figure) -> str:
     """What pointing at the cells of a heat map says."""
     if not isinstance(chart, HeatMap):
         return ""
-    values = [[None if value is None else float(f"{value:.3g}") for value in row] for row in chart.values]
+    values = [[None if value is None else float(f"{value:.2g}") for value in row] for row in chart.values]
     heat = {"rows": chart.rows, "columns": chart.columns, "row": chart.row_title, "column": chart.column_title}
     return json.dumps({**heat, "values": values}, separators=(",", ":"), allow_nan=False)
+
+
+def in_quotes(text: str) -> str:
+    """JSON inside an attribute with single quotes."""
+    return text.replace("&", "&amp;").replace("'", "&#39;").replace("<", "&lt;")
 
 
 def _kind_of(block: Block) -> str:

@@ -13,7 +13,7 @@ from oversmooth.output.compare_page import RELATIVE, line_style
 from oversmooth.results import Analysis, Measurement
 from oversmooth.results.base import signed
 from oversmooth.results.runs import Point, RunGroup, TrainedRun, grouped, run_names
-from oversmooth.results.wording import Highlight
+from oversmooth.results.wording import Highlight, short_name
 
 # --- curves over training, from the JSONL file that the monitor writes ---
 
@@ -68,10 +68,10 @@ def training_page(path: PurePath, points: Sequence[Point]) -> Page:
     names = dict.fromkeys(["step", *(key for point in shown for key in point)])
     rows = [{name: point.get(name) for name in names} for point in shown]
     table = table_of("run", "Every number of the run", rows)
-    blocks: list[Block] = list(smoothing_figures(points))
+    blocks = paired(smoothing_figures(points))
     return Page(
         title=f"oversmooth: {path.name}",
-        eyebrow=str(path),
+        eyebrow=path.name,
         verdict=verdict,
         facts=(("measurements of smoothing", str(len(smoothing))), ("last step", str(last["step"]))),
         sections=(PageSection(id="curves", blocks=blocks), PageSection(id="numbers", title="Numbers", blocks=[table])),
@@ -92,7 +92,7 @@ def _over_training(title: str, names: list[tuple[str, int]], points: Sequence[Po
     return HeatMap(
         id=f"training-{re.sub(r'[^a-z0-9]+', '-', title.lower())}",
         alt=f"Heat map of {title}, layers by training steps{deepest}.",
-        title=f"{words[:1].upper()}{words[1:]}",
+        title=words if words[0] == "ρ" else f"{words[:1].upper()}{words[1:]}",
         rows=tuple(str(place) for _, place in ordered),
         columns=tuple(f"{point['step']:g}" for point in known),
         values=values,
@@ -349,10 +349,10 @@ def watched_page(runs: Sequence[TrainedRun]) -> Page:
     if len(runs) > 1:
         return runs_page(runs)
     (run,) = runs
-    blocks: list[Block] = [*paired(figures_over_steps(runs)), *smoothing_figures(run.points)]
+    blocks = paired([*figures_over_steps(runs), *smoothing_figures(run.points)])
     return Page(
         title=f"oversmooth: {run.variant}, seed {run.seed}",
-        eyebrow=run.where,
+        eyebrow=short_name(run.where),
         verdict=_progress_words(run),
         facts=_counts(run),
         sections=(PageSection(id="steps", blocks=blocks),),

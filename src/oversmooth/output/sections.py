@@ -5,13 +5,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from oversmooth.output.blocks import Block, Items, PageSection, Pair, Words, table_of
-from oversmooth.output.charts import Chart, Columns, Fan, HeatMap, Line, Mark, Panel, extent, numbers, places
-from oversmooth.results import Analysis, HeadAttention, LayerInspection, LayerPrediction, Measurement, Prediction, Row
+from oversmooth.output.blocks import Block, Items, PageSection, Pair, Words, identifier, table_of
+from oversmooth.output.charts import Chart, Fan, HeatMap, Line, Mark, Panel, extent, numbers, places
+from oversmooth.results import (
+    Analysis,
+    HeadAttention,
+    Inspection,
+    LayerInspection,
+    LayerPrediction,
+    Measurement,
+    Prediction,
+    Row,
+)
 from oversmooth.results.answer import Answer
 from oversmooth.results.base import fields_of
 from oversmooth.results.prediction import Asymptotic
-from oversmooth.results.wording import PartReading, findings, read_parts, worth_words
+from oversmooth.results.wording import findings, read_parts, worth_words
 
 RUNG_WORDS = {
     0: "infinite repetition: the theorem",
@@ -26,6 +35,23 @@ LEAK_WORDS = (
     "The leak says how much of what all tokens share is turned into differences, because a gate, a sink or a norm on "
     "heads lets every token write with a gain of its own; it works against smoothing."
 )
+SPECTRUM = (
+    "stack",
+    "layer",
+    "passes",
+    "rho",
+    "min",
+    "max",
+    "negative",
+    "folded_rho",
+    "tendency",
+    "asymmetry",
+    "bias",
+    "unread",
+)
+LADDER_ROW = ("stack", "layer", "direction", "regime", "rung", "measured", "carries", "explained", "leak")
+TURN = ("stack", "layer", "part", "degrees", "smoothing", "shared", "differing", "undone", "weak")
+"""Columns of wide tables that a page shows; `--tables` writes all."""
 ROUNDED = 1e-6
 """Norm weights this close to zero are zero."""
 MOST_ROWS = 600
@@ -57,8 +83,9 @@ def suffix(stack: str) -> str:
     return f" ({stack})" if stack else ""
 
 
-def identifier(name: str, stack: str) -> str:
-    return f"{name}-{stack}" if stack else name
+def columns(rows: Iterable[Row], names: Sequence[str]) -> list[Row]:
+    """Rows with these columns only, those that begin with one of the names."""
+    return [{name: value for name, value in row.items() if name.startswith(tuple(names))} for row in rows]
 
 
 # --- why: what the weights lead to, and how far that is from what was measured ---
@@ -67,13 +94,13 @@ def identifier(name: str, stack: str) -> str:
 def why_section(analysis: Analysis) -> PageSection:
     inspection, measurement, prediction = analysis.inspection, analysis.measurement, analysis.prediction
     blocks: list[Block] = []
-    if measurement is not None and measurement.unit_attributions:
-        blocks += [heading("What stands out"), Items(items=tuple(found.text for found in findings(measurement)))]
+    if measurement is not None and (found := findings(measurement)):
+        blocks += [heading("What stands out"), Items(items=tuple(item.text for item in found))]
     blocks += [heading("What repeating a layer would do"), Words(text=GROWTH)]
-    blocks += list(_growth(analysis))
+    blocks += list(growth_charts(inspection, prediction))
     if prediction is not None:
         blocks += [heading("From the theorem to the measurement"), Words(text=LADDER)]
-        blocks += [_ladder(stack, prediction) for stack in dict.fromkeys(layer.stack for layer in prediction.layers)]
+        blocks += [ladder_of(stack, prediction) for stack in dict.fromkeys(layer.stack for layer in prediction.layers)]
         blocks.append(table_of("agreement", "Agreement of each rung", _agreement_rows(prediction)))
         blocks += [Words(text=item.text[:1].upper() + item.text[1:], mark=item.basis) for item in prediction.verdict]
         blocks += [Words(text=problem, kind="note") for problem in prediction.problems]
@@ -114,11 +141,12 @@ def why_words(prediction: Prediction | None) -> str:
     return f"the theorem alone gets the sign of attention's effect right in {right} of {layers} layers{rest}"
 
 
-def _growth(analysis: Analysis) -> Iterator[Block]:
+def growth_charts(inspection: Inspection, prediction: Prediction | None = None) -> Iterator[Chart]:
+    """One per stack."""
     predicted: dict[tuple[str, int], LayerPrediction] = {}
-    for layer in analysis.prediction.layers if analysis.prediction else ():
+    for layer in prediction.layers if prediction is not None else ():
         predicted.setdefault((layer.stack, layer.layer), layer)
-    readable = [layer for layer in analysis.inspection.layers if layer.plain is not None]
+    readable = [layer for layer in inspection.layers if layer.plain is not None]
     for stack in dict.fromkeys(layer.stack for layer in readable):
         own = [layer for layer in readable if layer.stack == stack]
         yield _growth_chart(stack, own, [predicted.get((stack, layer.layer)) for layer in own])
@@ -176,7 +204,7 @@ def _growths(layer: LayerInspection, found: LayerPrediction | None) -> list[floa
     return growths if is_same else []
 
 
-def _ladder(stack: str, prediction: Prediction) -> HeatMap:
+def ladder_of(stack: str, prediction: Prediction) -> HeatMap:
     layers = [layer for layer in prediction.layers if layer.stack == stack]
     names = {rung.rung: f"{rung.rung} {rung.name}" for layer in layers for rung in layer.rungs}
     by_rung = [{rung.rung: rung.mean for rung in layer.rungs} for layer in layers]
@@ -226,7 +254,8 @@ def _norms(layers: Sequence[LayerInspection]) -> list[Block]:
         if negative
         else f"All weights of all {len(rows)} norms are positive or zero, so they cannot flip the sign of any channel."
     )
-    return [heading("Signs of the norm weights"), Words(text=words), table_of("norm-signs", "Norm weights", rows)]
+    table = [table_of("norm-signs", "Norm weights", rows)] if negative else []
+    return [heading("Signs of the norm weights"), Words(text=words), *table]
 
 
 # --- heads ---
@@ -486,8 +515,6 @@ def band_and_line(name: str, points: Sequence[Any], tone: str = "ink", dash: str
     )
 
 
-TURNS = (("differing", "series-3"), ("shared", "series-4"), ("smoothing", "series-2"))
-"""What a turn is made of."""
 HOW = (
     "A turn is split into what differs between tokens, what they share, and the balance of the two. A long stream "
     "dilutes what is added to it, so the same branch turns tokens less in a deeper layer. What removing a layer "
@@ -497,52 +524,26 @@ HOW = (
 
 def turn_blocks(measurement: Measurement) -> Iterator[Block]:
     """By how many degrees each sub-block turns tokens."""
-    readings = [reading for reading in read_parts(measurement) if reading.part != "block"]
+    readings = read_parts(measurement)
     if not readings:
         return
     yield heading("How far each layer turns tokens")
-    yield Words(text=f"{worth_words(read_parts(measurement))} {HOW}")
-    for stack in dict.fromkeys(reading.stack for reading in readings):
-        yield _turn_chart(stack, [reading for reading in readings if reading.stack == stack])
+    yield Words(text=f"{worth_words(readings)} {HOW}")
     yield table_of(
         "turns",
         "What every sub-block and block does",
-        layered({**fields_of(r), "degrees": r.angle, "weak because": r.reason} for r in read_parts(measurement)),
+        columns(layered({**fields_of(r), "degrees": r.angle, "weak because": r.reason} for r in readings), TURN),
     )
-
-
-def _turn_chart(stack: str, readings: Sequence[PartReading]) -> Chart:
-    depths = sorted({reading.depth for reading in readings})
-    top = max(reading.angle for reading in readings) or 1.0
-    panels = []
-    for part in dict.fromkeys(reading.part for reading in readings):
-        own = {reading.depth: reading for reading in readings if reading.part == part}
-        parts = tuple((name, tone, tuple(_turn(own.get(depth), name) for depth in depths), "") for name, tone in TURNS)
-        columns = Columns(x=tuple(float(k) for k in range(len(depths))), parts=parts)
-        panels.append(Panel(title=f"{part}, degrees", y=numbers(0.0, top, count=3), marks=(columns,), height=90))
-    return Chart(
-        id=identifier("turns-chart", stack),
-        alt=f"By how many degrees each sub-block turns tokens{suffix(stack)}; the table below has the numbers.",
-        x=places([str(depth - 1) for depth in depths], "layer"),
-        panels=tuple(panels),
-    )
-
-
-def _turn(reading: PartReading | None, name: str) -> float:
-    if reading is None:
-        return 0.0
-    shares = {kind: max(getattr(reading, kind), 0.0) for kind, _ in TURNS}
-    return reading.angle * shares[name] / (sum(shares.values()) or 1.0)
 
 
 def theory_blocks(analysis: Analysis) -> Iterator[Block]:
     """Spectra, the ladder in numbers, what-ifs, verdicts."""
     yield heading("Eigenvalues of the value map")
-    yield table_of("layers", "Spectra per layer", analysis.inspection.rows())
+    yield table_of("layers", "Spectra per layer", columns(analysis.inspection.rows(), SPECTRUM))
     if (prediction := analysis.prediction) is None:
         return
     yield heading("The ladder in numbers")
-    yield table_of("ladder-table", "The ladder of every layer", layered(prediction.rows()))
+    yield table_of("ladder-table", "The ladder of every layer", columns(layered(prediction.rows()), LADDER_ROW))
     if any(layer.leak for layer in prediction.layers):
         yield Words(text=LEAK_WORDS)
     if any(layer.what_ifs for layer in prediction.layers):
@@ -553,10 +554,11 @@ def theory_blocks(analysis: Analysis) -> Iterator[Block]:
         {"layer": place_name(layer), "statement": item.text, "known how": item.basis}
         for layer in prediction.layers
         for item in layer.verdict
+        if item.is_remark
     ]
     if verdicts:
-        yield heading("Verdict of every layer")
-        yield table_of("verdicts", "Verdict of every layer", verdicts)
+        yield heading("What else is known of single layers")
+        yield table_of("verdicts", "What else is known of single layers", verdicts)
 
 
 def rank_words(answer: Answer) -> str:

@@ -1,13 +1,18 @@
 """Every result as a terminal table."""
 
 import csv
+import html
+import io
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from oversmooth.environment.files import write_whole
 from oversmooth.output.console import MarkdownConsole, new_table, show_heading, writes_markdown
@@ -25,6 +30,7 @@ from oversmooth.results import (
     PlaceValue,
     ReadBack,
     Row,
+    SavedResult,
     Spectrum,
     Verification,
 )
@@ -34,6 +40,7 @@ from oversmooth.results.changes import Ablation, EditCurve, Loss, Pruning, TaskL
 from oversmooth.results.prediction import Asymptotic, LayerPrediction, Prediction
 from oversmooth.results.reading import BANDS
 from oversmooth.results.wording import (
+    ablation_words,
     change_words,
     findings,
     first_large,
@@ -106,7 +113,7 @@ def _column(level: float) -> int:
 
 
 def show_answer(console: Console, answer: Answer) -> None:
-    if isinstance(console, MarkdownConsole):
+    if isinstance(console, MarkdownConsole):  # or its kin for HTML
         console.print(escape(f"{answer.model}: {answer.headline}"), style="bold")
         console.print(escape(answer.deck))
         for name in ("where", "who", "sure", "now"):
@@ -250,11 +257,56 @@ WIDE_COLUMNS = 4
 
 
 def open_console() -> Console:
-    """The terminal, or where Markdown is asked for, a console that writes it."""
+    """The terminal, or where text, HTML or Markdown is asked for, a console that writes it."""
+    if (asked := _ASKED.get()) is not None:
+        return asked
     if writes_markdown():
         return MarkdownConsole(width=PIPE_WIDTH)
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+_ASKED: ContextVar[Console | None] = ContextVar("console that is asked for", default=None)
+PRINT_WIDTH = 80
+"""Columns of `print(result)` where there is no terminal."""
+
+
+class HtmlConsole(MarkdownConsole):
+    """Tables become tables of HTML, and every other print a paragraph."""
+
+    def print(self, *objects: Any, style: Any = None, **_: Any) -> None:
+        for item in objects:
+            if isinstance(item, Table):
+                self.file.write(_html_table(item))
+                continue
+            text = html.escape(Text.from_markup(str(item), emoji=False).plain)
+            tag = "b" if "bold" in str(style or "") else "span"
+            self.file.write(f"<p><{tag}>{text}</{tag}></p>" if text.strip() else "")
+
+
+def _html_table(table: Table) -> str:
+    columns = [[Text.from_markup(str(cell), emoji=False).plain for cell in column.cells] for column in table.columns]
+    head = "".join(f"<th>{html.escape(str(column.header))}</th>" for column in table.columns)
+    rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in zip(*columns, strict=True))
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    caption = f"<caption>{html.escape(str(table.title))}</caption>" if table.title else ""
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def printed(result: SavedResult, *, as_html: bool = False) -> str:
+    """What the terminal shows of a result, as text or for a notebook; its one line where there is no more."""
+    show = next((show for kind, show in SHOWS.items() if isinstance(result, kind)), None)
+    if show is None:
+        return repr(result)
+    terminal, buffer = Console(), io.StringIO()
+    width = terminal.width if terminal.is_terminal else PRINT_WIDTH
+    kind = HtmlConsole if as_html else Console
+    token = _ASKED.set(kind(file=buffer, width=width, highlight=False, color_system=None, force_terminal=False))
+    try:
+        show(result)
+    finally:
+        _ASKED.reset(token)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
@@ -510,6 +562,9 @@ def show_prediction(result: Prediction, *, heads: bool = False) -> None:
     for stack in stacks:
         layers = [layer for layer in result.layers if layer.stack == stack]
         console.print(_ladder_table(result, stack, layers))
+        console.print(_rung_words(layers), style="dim")
+        if any(layer.leak for layer in layers):
+            console.print(LEAK_WORDS, style="dim")
         console.print(_theorem_table(stack, layers))
     _details(console, result, heads=heads)
     console.print("Verdict", style="bold")
@@ -518,7 +573,7 @@ def show_prediction(result: Prediction, *, heads: bool = False) -> None:
     for layer in result.layers:
         for text in _remarks(layer):
             where = f"{layer.stack} " if layer.stack else ""
-            console.print(escape(f"  {where}layer {layer.layer}, depth {layer.depth}: {text}"))
+            console.print(escape(f"  {where}layer {_layer_name(layer)}: {text}"))
     for problem in result.problems:
         console.print(f"[bold red]{escape(problem)}[/]")
 
@@ -533,15 +588,17 @@ def _remarks(layer: LayerPrediction) -> list[str]:
 
 
 def _theorem_table(stack: str, layers: Sequence[LayerPrediction]) -> Table:
-    """Infinite repetition: without and with the norms."""
+    """Infinite repetition of each layer with its norms, and where a norm follows the sum also without it."""
     table = new_table()
-    table.title, table.title_justify = f"{stack + ': ' if stack else ''}iterated at fixed attention", "left"
-    for name in ("layer", "view", "rho_dc", "rho_ac", "exponent", "half-life", "rank", "residual", "if repeated"):
+    title = "iterated at fixed attention, with the norms of the layer"
+    table.title, table.title_justify = f"{stack + ': ' if stack else ''}{title}", "left"
+    has_both = any(layer.acting == "plain" and layer.folded is not None for layer in layers)
+    names = ("layer", "rho_dc", "rho_ac", "exponent", "half-life", "if repeated")
+    for name in (*names, *(["without norm"] if has_both else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for layer in layers:
-        for found in (layer.plain, layer.folded):
-            if found is not None:
-                table.add_row(*_theorem_cells(layer, found))
+        without = [_coloured(layer.plain.regime)] if has_both else []
+        table.add_row(*_theorem_cells(layer, layer.whole), *without)
     return table
 
 
@@ -550,44 +607,38 @@ def _theorem_cells(layer: LayerPrediction, found: Asymptotic) -> list[str]:
     bounds = f"{found.rho_ac:.3f}"
     if found.regime == "undecided":
         bounds = f"{found.rho_ac_low:.3g}..{found.rho_ac_high:.3g}"
-    name = f"{layer.layer}" if layer.depth == layer.layer + 1 else f"{layer.layer} at {layer.depth}"
     return [
-        name,
-        found.view,
+        _layer_name(layer),
         f"{found.rho_dc:.3f}",
         bounds,
         "-" if found.exponent is None else f"{signed(found.exponent, 3)}{error}",
         "-" if found.half_life is None else f"{found.half_life:.3g}",
-        "-" if found.limit_rank is None else f"{found.limit_rank:.2f}",
-        f"{found.residual:.0e}" if found.residual else "exact",
         _coloured(found.regime),
     ]
 
 
+def _layer_name(layer: LayerPrediction) -> str:
+    """The layer whose weights act; of a shared one also the pass."""
+    return f"{layer.layer}" if layer.depth == layer.layer + 1 else f"{layer.layer}, pass {layer.depth - 1}"
+
+
 def _ladder_table(result: Prediction, stack: str, layers: Sequence[LayerPrediction]) -> Table:
-    """The rungs beside what was measured, and the leak where tokens write with gains of their own."""
+    """What was measured of each layer's attention, and the rungs from the theorem to it."""
     table = new_table()
-    title = "change of log(HFC/LFC) across attention: measured, and from the theorem (rung 0) to it; below 0 smooths"
+    title = "change of log(HFC/LFC) across attention; below 0 smooths"
     table.title, table.title_justify = f"{stack + ': ' if stack else ''}{title}", "left"
     longest = max((layer.rungs for layer in layers), key=len)
-    names = [f"{rung.rung} {rung.name}" for rung in longest]
     leaks = any(layer.leak for layer in layers)
-    if leaks:
-        table.caption, table.caption_justify = LEAK_WORDS, "left"
-    for name in ("layer", "one pass", "measured", *names, "carried by", "token scale", *(["leak"] if leaks else [])):
-        table.add_column(name, justify="right")
+    numbers = [str(rung.rung) for rung in longest]
+    for name in ("layer", "one pass", "measured", *numbers, *(["leak"] if leaks else [])):
+        table.add_column(name, justify="right", no_wrap=True)
     for layer in layers:
-        error = "" if layer.measured_standard_error is None else f" ±{layer.measured_standard_error:.1g}"
-        scale = "-" if layer.scale is None else f"{layer.scale:.3g}"
-        spread = "" if layer.scale_spread is None else f" ±{layer.scale_spread:.0%}"
         table.add_row(
-            str(layer.layer) if layer.depth == layer.layer + 1 else f"{layer.layer} at {layer.depth}",
-            _coloured(layer.direction or "not measured"),
-            "-" if layer.measured is None else f"{signed(layer.measured, 3)}{error}",
-            *("-" if rung.mean is None else signed(rung.mean, 3) for rung in layer.rungs),
+            _layer_name(layer),
+            _coloured(layer.direction, ONE_PASS.get(layer.direction, "not measured")),
+            "-" if layer.measured is None else signed(layer.measured),
+            *("-" if rung.mean is None else signed(rung.mean) for rung in layer.rungs),
             *[""] * (len(longest) - len(layer.rungs)),
-            layer.carries or "-",
-            scale + spread,
             *(["-" if layer.leak is None else f"{layer.leak:.0%}"] if leaks else []),
         )
     rows = [item for item in result.agreements if item.stack == stack]
@@ -595,35 +646,82 @@ def _ladder_table(result: Prediction, stack: str, layers: Sequence[LayerPredicti
     for label, shown in (("sign right", "sign_agreement"), ("rank corr.", "rank_correlation")):
         values = [getattr(item, shown) for item in rows]
         cells = ["-" if value is None else f"{value:.0%}" if "sign" in label else f"{value:+.2f}" for value in values]
-        table.add_row(label, "", "", *cells, style="dim")
+        table.add_row("", label, "", *cells, style="dim")
     return table
 
 
-def _coloured(word: str) -> str:
+ONE_PASS = {"smoothing": "smooths", "sharpening": "sharpens", "no clear change": "not clear"}
+
+
+def _rung_words(layers: Sequence[LayerPrediction]) -> str:
+    longest = max((layer.rungs for layer in layers), key=len)
+    named = ", ".join(f"{rung.rung} {rung.name}" for rung in longest)
+    return f"Rungs, from the theorem to the measurement: {named}."
+
+
+def _coloured(word: str, shown: str = "") -> str:
     colour = COLOURS.get(word)
-    return f"[{colour}]{word}[/]" if colour else word
+    return f"[{colour}]{shown or word}[/]" if colour else shown or word
 
 
 def _details(console: Console, result: Prediction, *, heads: bool) -> None:
     """Heads, what-ifs and simulations, where they were asked for."""
     if heads:
-        console.print(_rows_table("one head at a time", result.head_rows(), skip=("missing",)))
+        _show_rows(console, "one head at a time", result.head_rows(), skip=("missing", "depth"))
     if any(layer.what_ifs for layer in result.layers):
-        console.print(_rows_table("what if", result.what_if_rows()))
+        _show_what_ifs(console, result)
     if any(layer.simulation for layer in result.layers):
-        console.print(_rows_table("repeated at fixed attention, on the first sequence", result.simulation_rows()))
+        title = "repeated at fixed attention, on the first sequence"
+        _show_rows(console, title, result.simulation_rows(), skip=("depth",))
 
 
-def _rows_table(title: str, rows: Sequence[Row], skip: Sequence[str] = ()) -> Table:
-    table = new_table()
-    table.title, table.title_justify = title, "left"
+def _show_what_ifs(console: Console, result: Prediction) -> None:
+    """What each change would do when repeated, and to one pass; changes that mean nothing here are named below."""
+    has_stacks = len({layer.stack for layer in result.layers}) > 1
+    rows, reasons = [], {}
+    for layer in result.layers:
+        for change in layer.what_ifs:
+            if change.not_applicable:
+                reasons[change.name] = change.not_applicable
+                continue
+            rows.append(
+                {
+                    **({"stack": layer.stack} if has_stacks else {}),
+                    "layer": _layer_name(layer),
+                    "what if": change.name,
+                    "rho_dc": None if change.rho_dc is None else f"{change.rho_dc:.3f}",
+                    "rho_ac": None if change.rho_ac is None else f"{change.rho_ac:.3f}",
+                    "if repeated": change.regime,
+                    "one pass": None if change.rungs[-1].mean is None else signed(change.rungs[-1].mean),
+                    "as it is": None if layer.measured is None else signed(layer.measured),
+                }
+            )
+    if rows:
+        _show_rows(console, "what if: change of log(HFC/LFC) across attention in one pass", rows)
+    for name, reason in reasons.items():
+        console.print(escape(f"{name}: {reason}"), style="dim")
+
+
+KEYS = ("stack", "layer", "part", "head", "step", "what if")
+"""Columns that say what a row is about; they come again where a table is cut into several."""
+
+
+def _show_rows(console: Console, title: str, rows: Sequence[Row], skip: Sequence[str] = ()) -> None:
+    """Rows as tables that fit the terminal."""
     every = dict.fromkeys(name for row in rows for name in row if name not in skip)
     names = [name for name in every if any(row.get(name) not in (None, "") for row in rows)]
-    for name in names:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*(escape(_cell(row.get(name))) for name in names))
-    return table
+    cells = [{name: _cell(row.get(name)) for name in names} for row in rows]
+    keys = [name for name in names if name in KEYS]
+    room = console.width - sum(max(len(key), *(len(row[key]) for row in cells)) + GAP for key in keys)
+    for number, group in enumerate(_fitting([name for name in names if name not in keys], cells, room)):
+        table = new_table()
+        if number == 0:
+            table.title, table.title_justify = title, "left"
+        for name in (*keys, *group):
+            table.add_column(escape(name), justify="right", no_wrap=True)
+        for row in cells:
+            table.add_row(*(escape(row[name]) for name in (*keys, *group)))
+        console.print(table)
 
 
 def _cell(value: object) -> str:
@@ -688,21 +786,45 @@ def show_loss(result: TaskLoss) -> None:
     console.print(loss_words(result.task, result.found))
 
 
-def show_ablation(result: Ablation) -> None:
+def show_ablation(result: Ablation, *, details: bool = False) -> None:
+    """What each layer's parts are worth, and which are cheapest and dearest; details: cheap numbers and how they rank."""
     console = open_console()
     console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
     show_data(console, result.data, "")
     console.print(f"whole model, {loss_words(result.task, result.whole)}")
+    for stack in dict.fromkeys(item.stack for item in result.removals):
+        console.print(_removal_table(result, stack))
+    if details:
+        cheap = [
+            {"stack": one.stack, "layer": one.layer, "part": one.part, **dict(one.cheap)} for one in result.removals
+        ]
+        _show_rows(console, "cheap numbers of each part", [_picked(row) for row in cheap])
+        _show_predictors(console, result)
+    for line in ablation_words(result):
+        console.print(escape(line))
+
+
+def _removal_table(result: Ablation, stack: str) -> Table:
+    """One row per layer: by how much the loss grows without each of its parts."""
+    removals = [item for item in result.removals if item.stack == stack]
+    parts = list(dict.fromkeys(item.part for item in removals))
     table = new_table()
-    has_stacks = len({item.stack for item in result.removals}) > 1
-    for name in (*(["stack"] if has_stacks else []), "layer", "removed", "loss grows by", *SHOWN):
-        table.add_column(name, justify="left" if name == "removed" else "right", no_wrap=True)
-    for item in result.removals:
-        cheap = dict(item.cheap)
-        grows = "-" if item.increase is None else f"{item.increase:+.4f}"
-        cells = (format_cell(cheap.get(name)) for name in SHOWN)
-        table.add_row(*([escape(item.stack)] if has_stacks else []), str(item.layer), item.part, grows, *cells)
-    console.print(table)
+    title = f"loss grows by, without the {', the '.join(parts)} of a layer"
+    table.title, table.title_justify = f"{stack + ': ' if stack else ''}{title}", "left"
+    for name in ("layer", *parts):
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer in dict.fromkeys(item.layer for item in removals):
+        grows = {item.part: item.increase for item in removals if item.layer == layer}
+        cells = (grows.get(part) for part in parts)
+        table.add_row(str(layer), *("-" if value is None else signed(value, 4) for value in cells))
+    return table
+
+
+def _picked(row: Row) -> Row:
+    return {name: row.get(name) for name in ("stack", "layer", "part", *SHOWN)}
+
+
+def _show_predictors(console: Console, result: Ablation) -> None:
     predictors = new_table()
     for name in ("removed", "cheap number", "rank correlation", "95% interval", "parts"):
         predictors.add_column(name, justify="left" if name in ("removed", "cheap number") else "right", no_wrap=True)
@@ -710,10 +832,8 @@ def show_ablation(result: Ablation) -> None:
         interval = "-" if one.interval is None else f"{one.interval[0]:+.2f} to {one.interval[1]:+.2f}"
         predictors.add_row(one.part, one.name, f"{one.rank_correlation:+.2f}", interval, str(one.parts))
     console.print(predictors)
-    console.print(
-        "Rank correlation of each cheap number with what removal costs; an interval that holds 0 says nothing.",
-        style="dim",
-    )
+    text = "Rank correlation of each cheap number with what removal costs; an interval that holds 0 says nothing."
+    console.print(text, style="dim")
 
 
 def show_pruning(result: Pruning) -> None:
@@ -782,3 +902,40 @@ def _changes(before: EndOfDepth, after: EndOfDepth) -> tuple[str, str, str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+# --- what `print` and a notebook show of each result ---
+
+
+def _show_measured(result: Measurement) -> None:
+    """The curve and the answer; the other metrics are in the rows."""
+    console = open_console()
+    for answer in result.answers:
+        console.print(curve_table(answer, stack_name(answer.stack) if len(result.answers) > 1 else ""))
+    if result.answers:
+        show_answers(console, result.answers)
+    else:
+        console.print(escape(no_answer_words(result)))
+
+
+def _show_analysed(result: Analysis) -> None:
+    console = open_console()
+    if isinstance(console, HtmlConsole) and result.answers:
+        for answer in result.answers:
+            console.print(curve_table(answer, stack_name(answer.stack) if len(result.answers) > 1 else ""))
+    show_analysis(result)
+
+
+SHOWS: Mapping[type, Callable[[Any], None]] = {
+    Analysis: _show_analysed,
+    Measurement: _show_measured,
+    Inspection: lambda result: show_inspection(result, heads=False),
+    Prediction: show_prediction,
+    Verification: show_verification,
+    Ablation: show_ablation,
+    Pruning: show_pruning,
+    EditCurve: show_edit_curve,
+    TaskLoss: show_loss,
+    Control: show_control,
+    LengthCurves: show_lengths,
+}

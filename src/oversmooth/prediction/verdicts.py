@@ -54,7 +54,7 @@ def layer_verdict(layer: LayerPrediction, guaranteed: Guarantee | None, toleranc
     found.append(computed(repetition_words(acting, layer.scale_spread), basis, is_remark=is_open))
     if layer.acting == "plain" and layer.folded is not None and layer.folded.regime != layer.plain.regime:
         would = WOULD.get(layer.folded.regime, f"would be {layer.folded.regime}")
-        found.append(computed(f"With the norm after the sum folded in, it {would}.", AT_ATTENTION, is_remark=True))
+        found.append(computed(f"With the norm after the sum folded in, it {would}.", AT_ATTENTION))
     if layer.measured is not None:
         found.append(_agreement_statement(layer))
     return tuple(found)
@@ -177,12 +177,12 @@ def stack_verdict(
     where = f"{stack}: " if stack else ""
     statements = []
     if measured := [layer.measured for layer in layers if layer.measured is not None]:
-        total = f"their changes of log(HFC/LFC) add up to {signed(sum(measured), 3)}"
-        statements.append(observed(f"{where}one pass {_counted(layers)}; {total}."))
-    regimes = Counter(layer.regime for layer in layers)
-    counts = ", ".join(f"{count} {WOULD.get(regime, f'would be {regime}')}" for regime, count in regimes.most_common())
+        text = (
+            f"{where}one pass {_counted(layers)}; their changes of log(HFC/LFC) add up to {signed(sum(measured), 3)}."
+        )
+        statements.append(observed(text))
     basis = AT_SCALE if any(layer.scale is not None for layer in layers) else AT_ATTENTION
-    statements.append(computed(f"{where}iterated at fixed attention, of {len(layers)} layers {counts}.", basis))
+    statements.append(computed(where + repeated_words(layers), basis))
     if depth is not None and depth.exponent is not None:
         word = "smooths" if depth.exponent < 0 else "sharpens"
         growth = f"{word} isotropic features: exponent {depth.exponent:+.3f} per layer"
@@ -190,6 +190,18 @@ def stack_verdict(
     if measured:
         statements.append(observed(where + _ladder_words(layers, found)))
     return tuple(statements)
+
+
+def repeated_words(layers: Sequence[LayerPrediction]) -> str:
+    """How many layers would smooth if they were repeated with their norms, and without one that follows the sum."""
+    whole = _would_words(Counter(layer.whole.regime for layer in layers))
+    plain = _would_words(Counter(layer.regime for layer in layers))
+    rest = "" if plain == whole else f"; without the norm after the sum, {plain}"
+    return f"iterated at fixed attention with their norms, of {len(layers)} layers {whole}{rest}."
+
+
+def _would_words(regimes: Counter[str]) -> str:
+    return ", ".join(f"{count} {WOULD.get(regime, f'would be {regime}')}" for regime, count in regimes.most_common())
 
 
 def _counted(layers: Sequence[LayerPrediction]) -> str:

@@ -16,6 +16,7 @@ from oversmooth.results.base import (
     SavedResult,
     fields_of,
     guarded,
+    load,
     no_progress,
 )
 from oversmooth.results.changes import (
@@ -145,5 +146,6 @@ __all__ = [
     "WhatIfPrediction",
     "fields_of",
     "guarded",
+    "load",
     "no_progress",
 ]

@@ -167,6 +167,10 @@ class Analysis(SavedResult):
 
         return analysis_drawing(self)
 
+    def _repr_html_(self) -> str:
+        chart = self.plot()._repr_html_() if self.answer is not None else ""
+        return SavedResult._repr_html_(self) + chart
+
     def __repr__(self) -> str:
         parts = [name for name in ("measurement", "prediction") if getattr(self, name) is not None]
         return f"<Analysis of {self.inspection.provenance.target}: inspection{''.join(', ' + part for part in parts)}>"

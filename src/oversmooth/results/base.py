@@ -5,10 +5,10 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from oversmooth.environment.files import json_kind
+from oversmooth.environment.files import json_kind, json_object, read_text_file, write_whole
 from oversmooth.errors import BrokenFile, MissingDependency, is_ours, user_code
 
 if TYPE_CHECKING:
@@ -152,9 +152,20 @@ class SavedResult:
         """What a table of the rows is headed with."""
         raise AssertionError("each result says what it is about")
 
-    def _repr_html_(self) -> str:
+    def save(self, path: str | Path) -> None:
+        """Writes the result as JSON; `oversmooth.load` reads it back."""
+        text = self.to_json(indent=1)
+        write_whole(Path(path), lambda partial: partial.write_text(text, encoding="utf-8"))
 
-        return html_table(self._title(), self.rows())
+    def __str__(self) -> str:
+        from oversmooth.output.tables import printed
+
+        return printed(self)
+
+    def _repr_html_(self) -> str:
+        from oversmooth.output.tables import printed
+
+        return printed(self, as_html=True)
 
     def to_pandas(self) -> "pandas.DataFrame":
         """The same rows as a DataFrame (needs pandas)."""
@@ -164,6 +175,27 @@ class SavedResult:
         except ImportError as error:
             raise MissingDependency("pandas", "report", "to_pandas()") from error
         return pandas.DataFrame(self.rows())
+
+
+def load(path: str | Path) -> SavedResult:
+    """A result that was saved with `result.save(path)` or printed with `--json`, whichever kind it is.
+
+    >>> import oversmooth as osm, tempfile, torch
+    >>> layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)
+    >>> inspection = osm.inspect(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+    >>> with tempfile.NamedTemporaryFile(suffix=".json") as file:
+    ...     inspection.save(file.name)
+    ...     osm.load(file.name) == inspection
+    True
+    """
+    where, kinds = str(path), {kind.kind: kind for kind in SavedResult.__subclasses__() if hasattr(kind, "kind")}
+    expected = "a result saved with `result.save(path)`"
+    data = json_object(read_text_file(Path(path), expected), where, expected)
+    if data.get("kind") not in kinds:
+        raise BrokenFile(
+            where, f"{expected} ({', '.join(sorted(kinds))})", f"kind {data.get('kind')!r:.40}", "Open the right file."
+        )
+    return kinds[data["kind"]].from_dict(data, where=where)
 
 
 def fields_of(record: object) -> Row:
@@ -200,16 +232,3 @@ def signed(value: float, digits: int = 2) -> str:
     """A change with its sign; without one where it rounds to zero, which has none."""
     text = f"{value:+.{digits}f}"
     return text if float(text) else text[1:]
-
-
-# --- results as small tables, where a notebook shows them ---
-
-
-def html_table(title: str, rows: list[Row]) -> str:
-    """A small HTML table for notebooks; every cell is escaped."""
-    if not rows:
-        return f"<p>{escape(title)}: no rows</p>"
-    shown = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)]
-    head = "".join(f"<th>{escape(name)}</th>" for name in shown)
-    body = "".join("<tr>" + "".join(f"<td>{escape(format_cell(row[n]))}</td>" for n in shown) + "</tr>" for row in rows)
-    return f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,9 +1,12 @@
 """Results of reading weights: `Inspection`, `Spectrum`, `Verification`, `SurveyCounts`."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from oversmooth.results.base import Complex, Missing, Provenance, Row, SavedResult, fields_of
+
+if TYPE_CHECKING:
+    from oversmooth.output.figures import Drawing
 
 # --- what the weights say ---
 
@@ -168,6 +171,12 @@ class Inspection(SavedResult):
             for layer in self.layers
             for head in layer.heads
         ]
+
+    def plot(self) -> "Drawing":
+        """What repeating each layer would do to what tokens share, from weights alone; `.save(path)` keeps it."""
+        from oversmooth.output.figures import inspection_drawing
+
+        return inspection_drawing(self)
 
     def __repr__(self) -> str:
         rho = " ".join("?" if x.plain is None else f"{x.plain.rho_dc:.3f}" for x in self.layers[:12])

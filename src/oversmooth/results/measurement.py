@@ -323,6 +323,10 @@ class Measurement(SavedResult):
 
         return curve_drawing(self, metric)
 
+    def _repr_html_(self) -> str:
+        chart = self.plot()._repr_html_() if self.answer is not None else ""
+        return SavedResult._repr_html_(self) + chart
+
     def __repr__(self) -> str:
         metrics = [name for name, _ in self.definitions]
         curve = [value.mean for value in self.curve(metrics[0]) if value.mean is not None]

@@ -1,11 +1,14 @@
 """Results of theory: `Prediction`, `LayerPrediction`, `Rung`, `Statement`."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from oversmooth.results.base import Complex, Missing, Provenance, Row, SavedResult, fields_of
 from oversmooth.results.inspection import StreamCheck
 from oversmooth.results.measurement import DataFacts
+
+if TYPE_CHECKING:
+    from oversmooth.output.figures import Drawing
 
 # --- what the theory says about one pass through one layer, beside what was measured there ---
 
@@ -177,6 +180,11 @@ class LayerPrediction:
     verdict: tuple[Statement, ...] = ()
     missing: tuple[Missing, ...] = ()
 
+    @property
+    def whole(self) -> Asymptotic:
+        """Infinite repetition of the layer with its norms, wherever they stand."""
+        return self.plain if self.folded is None else self.folded
+
 
 # --- what the theory says about every layer, and how it stands beside what was measured ---
 
@@ -256,6 +264,12 @@ class Prediction(SavedResult):
             for layer in self.layers
             for step in layer.simulation
         ]
+
+    def plot(self) -> "Drawing":
+        """The ladder from the theorem to the measurement, layer by layer; `.save(path)` keeps it."""
+        from oversmooth.output.figures import prediction_drawing
+
+        return prediction_drawing(self)
 
     def __repr__(self) -> str:
         seen, regimes = ([getattr(layer, name) for layer in self.layers] for name in ("direction", "regime"))

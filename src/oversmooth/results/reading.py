@@ -33,6 +33,7 @@ SEEN = 0.05
 """A change counts from here on: fresh weights of several seeds differ by 0.01 to 0.03."""
 MOST = 2 / 3
 """Layers do most of a rise if they do twice what all others do together."""
+FEW_LAYER_SHAPES = ("at once", "last layers")
 FEW_LAYERS = 0.1
 """Share of the layers that counts as few."""
 ENOUGH = 4
@@ -106,7 +107,8 @@ def shape_of(levels: Sequence[float], bands: Bands) -> Shape:
     few = max(1, math.ceil(FEW_LAYERS * count))
     base = min(levels[: top + 1])
     for size in range(1, few + 1) if count >= 3 and peak - base >= 2 * SEEN else ():
-        if levels[size] - start >= MOST * (peak - base):
+        stays = min(levels[size:]) - start >= (peak - base) / 2
+        if stays and levels[size] - start >= MOST * (peak - base):
             return Shape("at once", 0, size - 1)
         if end - levels[count - size] >= MOST * (peak - base):
             return Shape("last layers", count - size, count - 1)
@@ -186,6 +188,13 @@ class Reading:
     @cached_property
     def pieces(self) -> list[Piece]:
         return pieces_of(self.levels)
+
+    @property
+    def main(self) -> Piece:
+        """The piece of the curve that a sentence about it names: the largest, or the one with the few layers."""
+        if self.shape.name in FEW_LAYER_SHAPES:
+            return next(piece for piece in self.pieces if piece.last >= self.shape.first)
+        return max(self.pieces, key=lambda piece: abs(piece.change))
 
     @property
     def peak(self) -> float:

@@ -11,9 +11,10 @@ from itertools import groupby, pairwise
 
 from oversmooth.results.answer import Analysis, Answer, PartChange, Told
 from oversmooth.results.base import Provenance, signed
+from oversmooth.results.changes import Ablation, Removal
 from oversmooth.results.inspection import Inspection, StreamCheck
 from oversmooth.results.measurement import Attribution, DataFacts, DominatingToken, Measurement, TextFacts
-from oversmooth.results.reading import BANDS, NAMED, SEEN, Bands, Piece, Reading, band_of, readings_of
+from oversmooth.results.reading import BANDS, FEW_LAYER_SHAPES, NAMED, SEEN, Bands, Piece, Reading, band_of, readings_of
 
 # --- the answer in sentences: headline, deck, where, who, how sure and what now, from the numbers of a `Reading` ---
 
@@ -41,7 +42,6 @@ NOUNS = {
     "audio": ("recording", "frame", "frames"),
 }
 CROWDED_WORDS = {"crowded": "crowded", "collapsed": "nearly the same"}
-FEW_LAYER_SHAPES = ("at once", "last layers")
 STANDS_OUT = 1.5
 """How many times the mean change of its run a layer has to make to be named alone."""
 LISTED_RUNS = 3
@@ -329,7 +329,7 @@ def _where_title(reading: Reading) -> str:
         return "The only layer"
     if few := few_words(reading):
         return f"Mostly {few}"
-    main = max(reading.pieces, key=lambda piece: abs(piece.change))
+    main = reading.main
     if main.count < count:
         return first_large(layer_words(first + main.first, first + main.last))
     every = "Both layers" if count == 2 else f"All {counted(count)} layers"
@@ -342,7 +342,7 @@ def _named_runs(reading: Reading) -> list[tuple[str, float]]:
     first, count, rise = reading.first_label, len(reading.blocks), reading.levels[-1] - reading.levels[0]
     if reading.shape.name == "flat":
         return [(f"all {counted(count)} layers", rise)]
-    main = max(reading.pieces, key=lambda piece: abs(piece.change))
+    main = reading.main
     split = _split(reading, main)
     runs = [run for piece in reading.pieces for run in (split if piece is main else [(piece.first, piece.last)])]
     if len(runs) > LISTED_RUNS and len(reading.pieces) <= LISTED_RUNS:
@@ -790,6 +790,34 @@ def _layer_list(layers: Sequence[int]) -> str:
     if len(runs) > LISTED:
         return f"{len(layers)} layers"
     return f"layer{'s' if len(layers) > 1 else ''} {', '.join(runs)}"
+
+
+# --- what removing parts costs ---
+
+CHEAPEST = 3
+"""Parts that are named as the cheapest to remove."""
+
+
+def ablation_words(found: Ablation) -> list[str]:
+    """The conclusion: the parts that cost least and most, one kind beside the other, and a number that tells them apart."""
+    known = [item for item in found.removals if item.increase is not None]
+    if not known:
+        return ["No part could be removed."]
+    lines = []
+    for part in dict.fromkeys(item.part for item in known):
+        of_part = sorted((item for item in known if item.part == part), key=lambda item: item.increase or 0.0)
+        cheapest = joined([_cost_words(item) for item in of_part[: min(CHEAPEST, (len(of_part) + 1) // 2)]])
+        dearest = f"; dearest: {_cost_words(of_part[-1])}" if len(of_part) > 1 else ""
+        lines.append(f"{first_large(part)}, cheapest to remove: {cheapest}{dearest}.")
+    error = found.whole.standard_error
+    if error is not None and (least := min(item.increase or 0.0 for item in known)) < 2 * error:
+        lines.append(f"Increases near {max(least, 0.0):.2g} are within the spread of the loss itself (±{error:.2g}).")
+    return lines
+
+
+def _cost_words(item: Removal) -> str:
+    stack = f"{item.stack} " if item.stack else ""
+    return f"{stack}layer {item.layer} ({signed(item.increase or 0.0, 3)})"
 
 
 # --- one sentence about an analysis, for cards and lists ---

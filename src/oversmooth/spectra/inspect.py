@@ -49,6 +49,10 @@ class SpectrumOptions:
         return spectrum(value_map, full=self.full, only_extremes=self.extremes)
 
 
+ROUNDED = 1e-6
+"""Share of the largest weight of a norm up to which a weight below zero is zero, rounded."""
+
+
 def inspect(
     target: Target,
     *,
@@ -236,7 +240,7 @@ def _norm_facts(role: str, norm: Norm) -> NormFacts:
     return NormFacts(
         role=role,
         kind=norm.kind,
-        negative_share=(weight < 0).double().mean().item(),
+        negative_share=(weight < -ROUNDED * weight.abs().max()).double().mean().item(),
         smallest=weight.min().item(),
         largest=weight.max().item(),
     )

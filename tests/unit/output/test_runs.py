@@ -167,9 +167,7 @@ def test_a_run_that_ended_against_its_intention_is_said_why(analysis):
     assert text.startswith(
         "sharpen ended against its intention (sharpening): mean cosine 0.80 at the output, vanilla 0.50."
     )
-    assert (
-        "Against it works the feed-forward: log(HFC/LFC) at unit length changes by -1.20 there, and by -0.30 in" in text
-    )
+    assert "Against it works feed-forward: log(HFC/LFC) at unit length changes by -1.20 there, and by -0.30 in" in text
     assert "while its attention changes +0.40" in text
 
 

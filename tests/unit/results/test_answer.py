@@ -297,6 +297,7 @@ def test_a_curve_falls_into_pieces_at_its_turning_points():
         (ramp(0.2, 0.5, 6), "steady"),
         ([0.5, 0.2, 0.1, 0.3, 0.5], "falls and rises"),
         ([0.1, 0.8, 0.95, 0.5, 0.3], "rises and falls"),
+        ([-0.25, 0.0, -0.25, 0.125], "last layers"),
         ([0.1, 0.5], "one layer"),
         ([0.1, 0.5, *ramp(0.5, 0.55, 9)], "at once"),
         ([*ramp(0.1, 0.15, 9), 0.6], "last layers"),

@@ -1,162 +1,175 @@
-"""The headline follows the measurement, one quantity per sentence; theory speaks for itself beside it."""
+"""What the terminal, print and a notebook show: the same numbers and sentences, whole at 80 columns."""
 
 import dataclasses
 
 import pytest
 import torch
-from oversmooth.output.measured_sections import _parts_per_depth, curve_figure
-from oversmooth.output.theory_sections import regime_strip
 
 import oversmooth as osm
-from oversmooth.output.tables import show_measurement
-from oversmooth.results import Analysis
-from oversmooth.results.wording import depth_words, dominating_words, headline, short_depth_words, summary, who_words
+from oversmooth.output.tables import ANSWER_LINES, answer_lines, show_ablation, show_measurement
+from oversmooth.results.changes import Ablation, Loss, Removal
+from oversmooth.results.wording import ablation_words, change_words, dominating_words, findings, headline, level
 from tests.contract.tiny_models import tiny_model
+from tests.unit.results.measured import PROVENANCE, attribution, facts, measured
+from tests.unit.results.test_answer import CASES
 
 
 @pytest.fixture(scope="module")
-def analysed():
+def vision():
     model, inputs = tiny_model("vit")
     images = torch.rand(4, *inputs["pixel_values"].shape[1:], generator=torch.Generator().manual_seed(0))
-    data = [{"pixel_values": images}]
-    return Analysis(
-        inspection=osm.inspect(model),
-        measurement=osm.measure(model, data),
-        prediction=osm.predict(model, data, heads=False),
+    return osm.measure(model, [{"pixel_values": images}], null=True, pairs=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_answer_has_twelve_lines_of_eighty_columns_at_most(name):
+    answer = CASES[name][0].answer
+    lines = answer_lines(answer, 80)
+    assert len(lines) <= ANSWER_LINES
+    command = answer.now.command
+    assert all(len(line) <= 80 for line in lines if command not in line)
+    told = " ".join(" ".join(lines).split())
+    assert answer.headline in told
+    assert command in told
+    assert f"{level(answer.output)} {answer.state}" in told
+    assert change_words(answer.output - answer.input) in told
+
+
+def test_the_gauge_marks_input_and_output_on_one_scale():
+    (line,) = [line for line in answer_lines(CASES["collapsed"][0].answer, 80) if line.startswith("  0 ")]
+    assert line.index("\N{WHITE CIRCLE}") < line.index("\N{BLACK CIRCLE}")
+    (line,) = [line for line in answer_lines(CASES["sharpened"][0].answer, 80) if line.startswith("  0 ")]
+    assert line.index("\N{BLACK CIRCLE}") < line.index("\N{WHITE CIRCLE}")
+
+
+def test_measure_prints_a_row_per_layer_and_the_answer_last(vision, capsys):
+    show_measurement(vision)
+    printed = capsys.readouterr().out
+    answer = vision.answer
+    for point, layer in zip(answer.points[1:], answer.layers, strict=True):
+        row = next(line for line in printed.splitlines() if line.strip().startswith(point.label))
+        assert row.split()[-4 if point.label != "final norm" else -3 :]
+        assert level(point.mean) in row
+        assert change_words(layer.change) in row
+        assert level(point.untrained) in row
+    assert printed.rstrip().endswith(answer.now.command)
+
+
+def test_print_and_notebook_show_the_same_as_the_terminal(vision):
+    answer = vision.answer
+    printed, html = str(vision), vision._repr_html_()
+    assert answer.headline in " ".join(printed.split())
+    assert answer.headline in html
+    assert html.count("<tr>") == 1 + len(answer.points)
+    for point in answer.points:
+        assert f"<td>{level(point.mean)}</td>" in html
+    assert repr(vision).startswith("<Measurement of ")
+
+
+def test_print_shows_the_answer_of_an_analysis_and_the_table_of_an_inspection():
+    model, inputs = tiny_model("bert")
+    inspection = osm.inspect(model)
+    assert "rho_dc" in str(inspection)
+    assert max(map(len, str(inspection).splitlines())) <= 80
+    analysis = osm.Analysis(inspection=inspection, measurement=osm.measure(model, [inputs]))
+    assert analysis.answer.headline in " ".join(str(analysis).split())
+    assert "rho_dc" not in str(analysis)
+    weights = osm.Analysis(inspection=inspection)
+    assert "rho_dc" in str(weights)
+    assert str(weights).endswith("Not measured.")
+    assert headline(weights) == "Not measured."
+
+
+def test_what_a_model_is_called_in_html_is_escaped():
+    hostile = dataclasses.replace(PROVENANCE, target="<script>alert(1)</script>")
+    html = measured(attribution([0.1, 0.2, 0.3]), provenance=hostile)._repr_html_()
+    assert "<script>" not in html
+    assert "script&gt;" in html
+
+
+def test_where_nothing_could_be_measured_the_reason_is_printed():
+    broken = dataclasses.replace(
+        CASES["distinct"][0], attributions=(), problems=("NaN or infinity in 2 of 2 sequences",)
     )
+    assert str(broken) == "No sequence could be measured: NaN or infinity in 2 of 2 sequences."
 
 
-def with_total(analysed, **facts):
-    attribution = dataclasses.replace(analysed.measurement.unit_attributions[0], **facts)
-    return dataclasses.replace(
-        analysed, measurement=dataclasses.replace(analysed.measurement, unit_attributions=(attribution,))
-    )
-
-
-@pytest.mark.parametrize(
-    ("facts", "pieces"),
-    [
-        (
-            {"total": -0.46, "interval": (-0.5, -0.4), "direction": "smoothing"},
-            ("Smoother with depth", "-0.46", "-0.50 to -0.40"),
-        ),
-        (
-            {"total": 0.22, "interval": (0.1, 0.3), "direction": "sharpening"},
-            ("Sharper with depth", "+0.22", "+0.10 to +0.30"),
-        ),
-        (
-            {"total": 0.22, "interval": (-0.1, 0.5), "direction": "no clear change"},
-            ("No clear change with depth", "+0.22"),
-        ),
-        (
-            {"total": -0.3, "interval": None, "sequences": 1, "direction": "smoothing"},
-            ("Smoother with depth on the one sequence measured", "-0.30"),
-        ),
-    ],
-)
-def test_the_headline_says_what_was_measured_and_how_sure_it_is(analysed, facts, pieces):
-    said = headline(with_total(analysed, **facts))
-    for piece in pieces:
-        assert piece in said
-    assert "The final norm is included; " in summary(with_total(analysed, **facts))
-    assert "tokens at unit length" in said
-    assert "cosine" not in said  # one quantity per sentence
-    assert "cosine" in summary(with_total(analysed, **facts))
-
-
-def test_the_chart_ends_where_the_headline_ends(analysed):
-    """The total counts the final norm, so the curve shows it: the last point is what leaves the model."""
-    measurement = analysed.measurement
-    final = measurement.final("hfc_lfc")
-    assert final.place == "final_norm"
-    figure = curve_figure(measurement, "hfc_lfc")
-    assert figure["traces"][-1]["y"][-1] == pytest.approx(final.mean, rel=1e-3)
-    assert figure["layout"]["xaxis"]["ticktext"][-1] == "norm"
-    bars = _parts_per_depth(measurement.attributions[0])
-    assert [trace["name"] for trace in bars["traces"]] == ["attention", "feed-forward", "final norm", "sum"]
-    assert sum(bars["traces"][-1]["y"]) == pytest.approx(measurement.attributions[0].total, rel=1e-2, abs=1e-3)
-
-
-def test_kinds_add_up_to_the_total_and_each_has_its_own_interval(analysed):
-    attribution = analysed.measurement.attributions[0]
-    assert sum(kind.change for kind in attribution.kinds) == pytest.approx(attribution.total)
-    assert [kind.part for kind in attribution.kinds] == ["attention", "feed-forward", "final norm"]
-    for kind in attribution.kinds:
-        low, high = kind.interval
-        assert low < kind.change < high
-        assert (kind.direction == "no clear change") == (low <= 0 <= high)
-        assert kind.part in who_words(attribution).lower()
-
-
-def test_a_change_that_is_written_as_zero_has_no_direction(analysed):
-    attribution = analysed.measurement.attributions[0]
-    tiny = dataclasses.replace(attribution.kinds[-1], change=0.001, interval=(0.0005, 0.0015), direction="sharpening")
-    said = who_words(dataclasses.replace(attribution, kinds=(tiny,)))
-    assert said == "The final norm makes no clear change (0.00)."
-
-
-def test_layer_cards_are_labelled_by_the_measurement_and_theory_has_its_own_line(analysed):
-    layers = analysed.prediction.layers
-    assert layers[0].measured_sequences == 4
-    faked = dataclasses.replace(
-        layers[0], measured=-1.04, measured_interval=(-1.2, -0.9), direction="smoothing", regime="sharpening"
-    )
-    strip = regime_strip(dataclasses.replace(analysed.prediction, layers=(faked,)))
-    (card,) = strip.items
-    assert "smooths" in card.word
-    assert card.tone == "smoothing"
-    assert card.lines == ("measured -1.04 (-1.20 to -0.90)", "would sharpen if repeated")
-
-
-def test_page_table_and_json_say_the_same(analysed, capsys):
-    attribution = analysed.measurement.unit_attributions[0]
-    show_measurement(analysed.measurement)
-    printed = " ".join(capsys.readouterr().out.split())
-    assert depth_words(attribution) in printed
-    assert headline(analysed) == short_depth_words(attribution)
-    assert headline(analysed).partition(" (")[0].partition(" from embedding")[0] in depth_words(attribution)
-    saved = analysed.measurement.to_dict()["unit_attributions"][0]
-    assert saved["direction"] == attribution.direction
-    assert tuple(saved["interval"]) == attribution.interval
-
-
-def test_a_token_that_outweighs_the_others_is_named_with_channel_and_block(analysed):
-    found = dataclasses.replace(analysed.measurement.dominating[0], ratio=185.7, word="The", position=0, channel=507)
+def test_a_token_that_outweighs_the_others_is_named_with_channel_and_layer(vision):
+    found = dataclasses.replace(vision.dominating[0], ratio=185.7, word="The", position=0, channel=507)
     found = dataclasses.replace(found, depth=12, made_at_depth=12, made_by="feed-forward", position_share=1.0)
-    for piece in ("token 'The' at position 0 is 186 times", "The feed-forward of depth 12 makes it"):
+    for piece in (
+        "after layer 11: the token 'The' at position 0 is 186 times",
+        "The feed-forward of layer 11 makes it",
+    ):
         assert piece in dominating_words(found)
+    assert "decides" not in dominating_words(found)
     massive = dataclasses.replace(found, channel_share=0.997)
     assert "Massive activation" in dominating_words(massive)
     assert "nearly all of its squared length lies in channel 507" in dominating_words(massive)
-    assert "60% of its squared length lies in channel 507" in dominating_words(
-        dataclasses.replace(found, channel_share=0.6)
-    )
     spread = dominating_words(dataclasses.replace(found, channel_share=0.1))
     assert spread.startswith("One token outweighs the others")
-    assert "channel" not in spread
     assert dominating_words(dataclasses.replace(found, ratio=3.0)) == ""
 
 
-def test_all_metrics_stand_whole_in_tables_that_fit_the_terminal(monkeypatch, capsys):
-    from oversmooth.measurement.measure import measure
-    from tests.contract.tiny_models import tiny_model
+def test_a_sub_block_that_takes_back_what_the_one_before_it_did_is_named():
+    found = measured(attribution([0.2, 0.21, 0.3], parts={"feed-forward": -0.4}))
+    (finding,) = findings(found)
+    minus = "\N{MINUS SIGN}"
+    assert finding.text == (
+        f"In layer 0 the feed-forward undoes the attention: +0.21, then {minus}0.20 of the mean cosine."
+    )
+    assert findings(measured(attribution([0.2, 0.3, 0.4]))) == ()
 
+
+def test_all_metrics_stand_whole_in_tables_that_fit_the_terminal(monkeypatch, capsys):
     model, inputs = tiny_model("gpt2")
-    result = measure(model, [inputs], metrics="all")
+    result = osm.measure(model, [inputs], metrics="all", at="all")
     monkeypatch.setattr("oversmooth.output.tables.PIPE_WIDTH", 80)
     show_measurement(result)
     printed = capsys.readouterr().out
-    assert "…" not in printed
-    heads = [line.split() for line in printed.splitlines() if line.startswith("depth")]
-    assert [name for head in heads for name in head[2:]] == [
-        *(name for name, _ in result.definitions),
-        "d",
-        "cosine",
+    assert "\N{HORIZONTAL ELLIPSIS}" not in printed
+    heads = {name for line in printed.splitlines() if line.split()[:1] == ["layer"] for name in line.split()[1:]}
+    assert {name for name, _ in result.definitions} - {"cosine"} <= heads
+    for value in result.values:
+        if value.mean is not None and (value.depth, value.place) == (1, "attn_branch"):
+            assert f"{value.mean:.4g}" in printed
+
+
+# --- ablate ends with its conclusion ---
+
+
+def removal(layer, part, increase):
+    return Removal(stack="", layer=layer, part=part, increase=increase, loss=None, cheap=(("influence", 0.1),))
+
+
+def ablation(*removals):
+    return Ablation(
+        provenance=PROVENANCE,
+        data=facts(4),
+        task="causal language",
+        whole=Loss(loss=2.0, standard_error=0.01),
+        removals=removals,
+        predictors=(),
+        passes=2.0,
+    )
+
+
+def test_ablate_names_the_cheapest_and_the_dearest_part_of_each_kind(capsys):
+    costs = {"attention": (0.5, 0.004, 0.2, 0.06, 0.3), "block": (0.9, 0.1, 0.3, 0.2, 2.0)}
+    found = ablation(*(removal(k, part, cost) for part, each in costs.items() for k, cost in enumerate(each)))
+    assert ablation_words(found) == [
+        "Attention, cheapest to remove: layer 1 (+0.004), layer 3 (+0.060) and layer 2 (+0.200); "
+        "dearest: layer 0 (+0.500).",
+        "Block, cheapest to remove: layer 1 (+0.100), layer 3 (+0.200) and layer 2 (+0.300); dearest: layer 4 (+2.000).",
+        "Increases near 0.004 are within the spread of the loss itself (±0.01).",
     ]
-    cells = {
-        value.metric: f"{value.mean:.4g}"
-        for value in result.values
-        if value.mean is not None and (value.depth, value.place) == (1, "attn_sum")
-    }
-    for shown in cells.values():
-        assert shown in printed
+    show_ablation(found)
+    printed = capsys.readouterr().out
+    assert "influence" not in printed
+    assert " ".join(printed.split()).endswith("within the spread of the loss itself (±0.01).")
+    show_ablation(found, details=True)
+    assert "influence" in capsys.readouterr().out
+
+
+def test_ablate_of_parts_that_cannot_be_removed_says_so():
+    assert ablation_words(ablation(removal(0, "attention", None))) == ["No part could be removed."]
