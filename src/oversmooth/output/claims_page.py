@@ -82,7 +82,7 @@ RULES = (
     "would have needed, at the spread that was seen and before any other part of its test.",
     "No difference larger than the margin is a finding too: both one-sided tests at 5%, that is, the 90% interval inside "
     "the margin; for each claim by itself.",
-    "Effects shown are 95%, by Student's t over paired units. Folds of digits share training images: their errors are "
+    "Intervals shown are 95%, by Student's t over paired units. Folds of digits share training images: their errors are "
     "larger by what Nadeau and Bengio's correction says.",
 )
 """How to read the verdicts and the numbers."""
