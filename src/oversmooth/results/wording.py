@@ -115,7 +115,7 @@ def short_name(target: str) -> str:
 # --- what a stack is made of, and what it was run on ---
 
 
-class Words:
+class Nouns:
     """The nouns that sentences about one stack use."""
 
     def __init__(self, reading: Reading, is_only: bool):
@@ -143,7 +143,7 @@ def stack_words(label: str) -> str:
     return f"the stack {label}"
 
 
-def subject_words(reading: Reading, words: Words) -> str:
+def subject_words(reading: Reading, words: Nouns) -> str:
     """`6 layers, 20 built-in texts, 1,556 tokens`."""
     data, count = reading.measurement.data, reading.sequences
     depth = f"{len(reading.blocks)} layer{'s' * (len(reading.blocks) != 1)}"
@@ -161,7 +161,7 @@ def subject_words(reading: Reading, words: Words) -> str:
 # --- the headline ---
 
 
-def headline_of(reading: Reading, words: Words) -> str:
+def headline_of(reading: Reading, words: Nouns) -> str:
     """Whether tokens become alike, in one sentence that claims no more than the numbers show."""
     fact, claim = fact_words(reading, words), claim_words(reading, words)
     if reading.partial:
@@ -182,7 +182,7 @@ def headline_of(reading: Reading, words: Words) -> str:
     return f"{first_large(fact)}{claim}."
 
 
-def fact_words(reading: Reading, words: Words) -> str:
+def fact_words(reading: Reading, words: Nouns) -> str:
     """What happened to the tokens that were measured; starts small, ends without a stop."""
     tokens, state = words.tokens, reading.state
     if is_alike_from_the_start(reading):
@@ -231,7 +231,7 @@ def worse_on_the_way(reading: Reading) -> int | None:
     return reading.levels.index(peak, 1) if is_worse else None
 
 
-def claim_words(reading: Reading, words: Words) -> str:
+def claim_words(reading: Reading, words: Nouns) -> str:
     """What that means for the model."""
     much = {"distinct": "does not oversmooth", "crowded": "oversmooths in part", "collapsed": "oversmooths"}
     if is_alike_from_the_start(reading):
@@ -248,7 +248,7 @@ def claim_words(reading: Reading, words: Words) -> str:
 # --- the sentences below it ---
 
 
-def deck_of(reading: Reading, words: Words) -> str:
+def deck_of(reading: Reading, words: Nouns) -> str:
     """The numbers of the headline in words, and what stands beside the mean."""
     said = [
         f"Of each {words.token}, {share_words(reading.output)} ({level(reading.output)}) is shared with the other "
@@ -274,7 +274,7 @@ def deck_of(reading: Reading, words: Words) -> str:
     return " ".join(said)
 
 
-def _pair_words(reading: Reading, words: Words) -> list[str]:
+def _pair_words(reading: Reading, words: Nouns) -> list[str]:
     last = reading.spreads[-1]
     if last is None:
         return []
@@ -421,7 +421,7 @@ def unsure_parts(parts: Sequence[PartChange]) -> list[str]:
 # --- how sure, and what now ---
 
 
-def sure_of(reading: Reading, words: Words) -> Told:
+def sure_of(reading: Reading, words: Nouns) -> Told:
     count, found = reading.sequences, reading.interval
     nouns = words.nouns(count)
     random = " Random ids say nothing about real text." if reading.is_random else ""
@@ -442,7 +442,7 @@ def sure_of(reading: Reading, words: Words) -> Told:
     return Told(title=title, text=text + random)
 
 
-def now_of(reading: Reading, words: Words) -> Told:
+def now_of(reading: Reading, words: Nouns) -> Told:
     """The one thing to do next, with its command."""
     commands = Commands(reading.measurement.provenance, reading.measurement.data)
     shape = reading.shape
@@ -505,7 +505,7 @@ def answers_of(measurement: Measurement, bands: Bands = BANDS) -> tuple[Answer, 
 
 
 def _answer(reading: Reading, *, is_only: bool) -> Answer:
-    words = Words(reading, is_only)
+    words = Nouns(reading, is_only)
     return Answer(
         model=short_name(reading.measurement.provenance.target),
         stack=reading.attribution.stack,
