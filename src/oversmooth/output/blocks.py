@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from oversmooth.output.charts import Chart, Effects, Gauge, HeatMap
+from oversmooth.output.charts import Chart, EffectChart, Gauge, HeatMap
 from oversmooth.results.answer import Told
 from oversmooth.results.base import format_cell
 from oversmooth.results.wording import Highlight
 
-Figure = Chart | HeatMap | Effects | Gauge
+Figure = Chart | HeatMap | EffectChart | Gauge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Pair:
     charts: tuple[Figure, Figure]
 
 
-Block = Chart | HeatMap | Effects | Gauge | Pair | Table | Words | Items
+Block = Chart | HeatMap | EffectChart | Gauge | Pair | Table | Words | Items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

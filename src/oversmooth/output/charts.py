@@ -241,7 +241,7 @@ class HeatMap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
+class EffectRow:
     name: str
     value: float
     low: float
@@ -253,14 +253,14 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effects:
+class EffectChart:
     """A value with its interval per row; the name stands above."""
 
     id: str
     alt: str
     title: str
     x: Axis
-    rows: tuple[Effect, ...]
+    rows: tuple[EffectRow, ...]
     caption: str = ""
 
 
@@ -286,7 +286,7 @@ class Gauge:
     caption: str = ""
 
 
-Figure = Chart | HeatMap | Effects | Gauge
+Figure = Chart | HeatMap | EffectChart | Gauge
 
 # --- axes ---
 
@@ -558,7 +558,7 @@ def _chart(chart: Chart, width: Pixels, *, again: bool) -> tuple[str, Pixels]:
     right = width - (widest + 32 if is_beside else 12)
     x_of = _Scale(chart.x.low, chart.x.high, left, right)
     step = (right - left) / max(chart.x.high - chart.x.low, 1e-9) * _spacing(chart.x)
-    parts, top, first = [], 0.0, 0.0
+    parts, top, first, bottom, below = [], 0.0, 0.0, 0.0, 0.0
     for panel in chart.panels:
         title, top = _title(panel.title, width, top)
         parts += title
@@ -575,15 +575,14 @@ def _chart(chart: Chart, width: Pixels, *, again: bool) -> tuple[str, Pixels]:
         else:
             is_last = panel is chart.panels[-1]
             drop = 42 if is_last and chart.x.title else 24 if is_last else 6
-            legend, height = _below(entries, 0, width, bottom + drop) if len(entries) > 1 or width > 0 else ("", 0)
+            legend, below = _below(entries, 0, width, bottom + drop)
             parts.append(legend)
-            top = bottom + height + (drop if not is_last else 10) + 6
-            below = height
+            top = bottom + below + drop + 6
     under = bottom + 17
     shown = thinned([(x_of(value), text) for value, text in chart.x.ticks])
     parts += [lettering(_kept(x, text, width), under, text, "f-soft c") for x, text in shown]
     parts.append(lettering((left + right) / 2, under + LINE, chart.x.title, "f-soft c") if chart.x.title else "")
-    end = under + (LINE if chart.x.title else 0) + 6 + (0 if is_beside else below)
+    end = under + (LINE if chart.x.title else 0) + 6 + below
     return "".join(parts) + _hits(chart.notes, x_of, (left, right, first, bottom), again=again), end
 
 
@@ -728,7 +727,7 @@ def _scale_of(heat: HeatMap, width: Pixels, top: Pixels) -> tuple[str, Pixels]:
     return lettering(0.0, top + 10, low) + "".join(boxes + lines), LINE * len(words)
 
 
-def _effects(figure: Effects, width: Pixels) -> tuple[str, Pixels]:
+def _effects(figure: EffectChart, width: Pixels) -> tuple[str, Pixels]:
     parts, top = _title(figure.title, width)
     said = max((text_width(row.said) for row in figure.rows), default=0)
     right = width - said - 16 if said else width - 8
@@ -752,7 +751,7 @@ def _effects(figure: Effects, width: Pixels) -> tuple[str, Pixels]:
     return "".join(parts), top + 24 + (LINE if figure.x.title else 0)
 
 
-def _effect(row: Effect, x_of: _Scale, y: Pixels) -> str:
+def _effect(row: EffectRow, x_of: _Scale, y: Pixels) -> str:
     band = (
         _rect(x_of(-row.margin), y - 8, x_of(row.margin) - x_of(-row.margin), 16.0, "f-crowded") if row.margin else ""
     )
@@ -842,7 +841,7 @@ def drawn(figure: Figure, width: Pixels, *, again: bool = False) -> tuple[str, P
         return _chart(figure, width, again=again)
     if isinstance(figure, HeatMap):
         return _heat_map(figure, width, again=again)
-    return _effects(figure, width) if isinstance(figure, Effects) else _gauge(figure, width)
+    return _effects(figure, width) if isinstance(figure, EffectChart) else _gauge(figure, width)
 
 
 def svg(figure: Figure, width: Pixels, name: str = "", *, again: bool = False) -> str:

@@ -8,7 +8,7 @@ from oversmooth.claims.context import Row
 from oversmooth.claims.reproduce import Findings
 from oversmooth.environment.markdown import line_text, table_text
 from oversmooth.output.blocks import Block, Items, Page, PageSection, Words, table_of
-from oversmooth.output.charts import Effect, Effects, extent, numbers
+from oversmooth.output.charts import EffectChart, EffectRow, extent, numbers
 from oversmooth.output.render import render
 
 # --- the comparisons of a claim as a picture: effects with their 95% intervals ---
@@ -18,7 +18,7 @@ LOOKS = {CLEAR: ("ink", False), EQUAL: ("apart", False), OPEN: ("null", True)}
 """Tone, and whether the dot is open, by what a comparison came to."""
 
 
-def effects_plot(id: str, rows: Sequence[Row]) -> tuple[Effects, ...]:
+def effects_plot(id: str, rows: Sequence[Row]) -> tuple[EffectChart, ...]:
     """One picture of all comparisons that were run, the first at the top; none where none was."""
     there = [row for row in rows if row["effect"] is not None]
     if not there:
@@ -26,7 +26,7 @@ def effects_plot(id: str, rows: Sequence[Row]) -> tuple[Effects, ...]:
     clear = sum(_kind(row) == CLEAR for row in there)
     low, high = extent([row[end] for row in there for end in ("low", "high")], zero=True)
     reach = max(row["margin"] for row in there)
-    chart = Effects(
+    chart = EffectChart(
         id=id,
         title="Effects with 95% intervals over paired units",
         caption="Bands: the margins. Filled: clear by itself; green: no difference larger than the margin; open: undecided.",
@@ -42,10 +42,10 @@ def _kind(row: Row) -> str:
     return CLEAR if row["outcome"] in ("higher", "lower") else str(row["outcome"])
 
 
-def _row(row: Row) -> Effect:
+def _row(row: Row) -> EffectRow:
     tone, is_open = LOOKS[_kind(row)]
     said = f"{row['effect']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})"
-    return Effect(
+    return EffectRow(
         name=row["comparison"],
         value=row["effect"],
         low=row["low"],
@@ -82,7 +82,7 @@ RULES = (
     "would have needed, at the spread that was seen and before any other part of its test.",
     "No difference larger than the margin is a finding too: both one-sided tests at 5%, that is, the 90% interval inside "
     "the margin; for each claim by itself.",
-    "Effects shown are 95%, by Student's t over paired units. Folds of digits share training images: their errors are "
+    "Intervals shown are 95%, by Student's t over paired units. Folds of digits share training images: their errors are "
     "larger by what Nadeau and Bengio's correction says.",
 )
 """How to read the verdicts and the numbers."""

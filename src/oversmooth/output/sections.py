@@ -36,21 +36,11 @@ LEAK_WORDS = (
     "heads lets every token write with a gain of its own; it works against smoothing."
 )
 SPECTRUM = (
-    "stack",
-    "layer",
-    "passes",
-    "rho",
-    "min",
-    "max",
-    "negative",
-    "folded_rho",
-    "tendency",
-    "asymmetry",
-    "bias",
-    "unread",
+    *("stack", "layer", "rho_dc", "min_real", "max_real", "negative_share", "folded_rho_dc", "tendency"),
+    *("asymmetry", "bias_norm", "unreadable"),
 )
-LADDER_ROW = ("stack", "layer", "direction", "regime", "rung", "measured", "carries", "explained", "leak")
-TURN = ("stack", "layer", "part", "degrees", "smoothing", "shared", "differing", "undone", "weak")
+LADDER_ROW = ("stack", "layer", "depth", "direction", "regime", "measured", "carries", "explained_from", "leak")
+TURN = ("stack", "layer", "part", "degrees", "smoothing", "shared", "differing", "undone", "weak because")
 """Columns of wide tables that a page shows; `--tables` writes all."""
 ROUNDED = 1e-6
 """Norm weights this close to zero are zero."""
@@ -84,8 +74,8 @@ def suffix(stack: str) -> str:
 
 
 def columns(rows: Iterable[Row], names: Sequence[str]) -> list[Row]:
-    """Rows with these columns only, those that begin with one of the names."""
-    return [{name: value for name, value in row.items() if name.startswith(tuple(names))} for row in rows]
+    """Rows with these columns only, and of a ladder with all rungs."""
+    return [{name: value for name, value in row.items() if name in names or name.startswith("rung_")} for row in rows]
 
 
 # --- why: what the weights lead to, and how far that is from what was measured ---

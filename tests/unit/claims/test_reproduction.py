@@ -414,13 +414,13 @@ def test_the_pages_show_verdicts_comparisons_and_escape_what_they_are_given():
     assert "Effects and 95% intervals of 1 comparisons, 1 of them clear" in page, "of those that decide"
 
 
-def test_every_judgement_has_a_colour():
+def test_every_judgement_is_counted_in_the_headline():
     from typing import get_args
 
     from oversmooth.claims.claim import Judgement
-    from oversmooth.output.claims_page import TONES
+    from oversmooth.output.claims_page import JUDGEMENTS
 
-    assert set(TONES) == set(get_args(Judgement))
+    assert set(JUDGEMENTS) == set(get_args(Judgement))
 
 
 def test_models_at_hand_are_folders_with_a_config_and_single_gguf_files(tmp_path, monkeypatch):

@@ -15,8 +15,8 @@ from oversmooth.output.charts import (
     WIDTHS,
     Chart,
     Columns,
-    Effect,
-    Effects,
+    EffectChart,
+    EffectRow,
     HeatMap,
     Line,
     Panel,
@@ -71,10 +71,10 @@ def heat(rows, columns):
 
 def effects(count):
     rows = tuple(
-        Effect(name=f"{k} {LONG}", value=0.1 * k, low=0.1 * k - 0.2, high=0.1 * k + 0.2, margin=0.05, said="+0.100")
+        EffectRow(name=f"{k} {LONG}", value=0.1 * k, low=0.1 * k - 0.2, high=0.1 * k + 0.2, margin=0.05, said="+0.100")
         for k in range(count)
     )
-    return Effects(id="effects", alt="effects", title=LONG, x=numbers(-0.5, 1.0, is_change=True), rows=rows)
+    return EffectChart(id="effects", alt="effects", title=LONG, x=numbers(-0.5, 1.0, is_change=True), rows=rows)
 
 
 FIGURES = {
