@@ -178,7 +178,7 @@ class Parameters:
         """Further names of parameters that have one already."""
 
     def of(self, view: Tensor) -> Parameter | None:
-        """The parameter that a tensor is a view of; `None` where it is data."""
+        """The parameter that a tensor is a view of; `None` if it is data."""
         members = self._by_storage.get(_storage(view))
         if not members or not view.numel():
             return None
@@ -290,7 +290,7 @@ class OutputProjection:
 
 
 def product_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node: "Node") -> Projection | None:
-    """The product with a parameter that an operation is; `None` where it is something else."""
+    """The product with a parameter, if the operation is one."""
     bias = args[0] if op == "addmm" else None
     if op == "convolution":
         data, weight, bias, stride, _, _, is_transposed, _, groups = args[:9]
@@ -498,7 +498,7 @@ KINDS: tuple[NormKind, ...] = ("layer", "rms", "layer+1", "rms+1")
 
 @dataclass(frozen=True, slots=True)
 class FoundNorm:
-    """What a norm does, and the names of its tensors inside its module; empty where it has none."""
+    """What a norm does, and the names of its tensors inside its module, if it has any."""
 
     kind: NormKind
     weight: str
@@ -522,7 +522,7 @@ class NormCall:
 
 
 def classify(module: nn.Module, x: Tensor, y: Tensor) -> FoundNorm | None:
-    """The kind of norm that turns x into y, found by computing all of them; `None` where it is none."""
+    """The kind of norm that turns x into y, found by trying all kinds; `None` if it is not a norm."""
     parameters = [name for name, _ in module.named_parameters(recurse=False)]
     has_own_parts = any(True for child in module.children() for _ in child.parameters())
     if x.shape != y.shape or x.ndim < 2 or not x.numel() or len(parameters) > 2 or has_own_parts:
