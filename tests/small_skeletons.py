@@ -208,7 +208,9 @@ def with_short_sides(config: Any, table: Mapping[str, Any]) -> Any:
         if hasattr(part, "model_type") and hasattr(part, "to_dict"):
             with_short_sides(part, table)
         elif name in LENGTHS and name in table and isinstance(part, list | tuple):
-            setattr(config, name, type(part)(min(table[name], side) if isinstance(side, int) else side for side in part))
+            setattr(
+                config, name, type(part)(min(table[name], side) if isinstance(side, int) else side for side in part)
+            )
     return config
 
 
