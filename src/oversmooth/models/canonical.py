@@ -83,7 +83,7 @@ def read_matrix(arch: Arch, name: str, read: Read, axes: str, features: str) -> 
 
 
 def read_value_bias(arch: Arch, name: str, rows: int, channels: int, read: Read) -> Float[Tensor, " rows"]:
-    """The bias of the values: one entry per row of their weight, or per value channel where it is a tensor of its own."""
+    """The bias of the values: one entry per row of their weight, or per value channel if it is a separate tensor."""
     if arch.proof is None and not arch.paths.v_bias:
         return read_vector(name, rows, read)
     bias = read(name).flatten()
@@ -119,7 +119,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent:
-    """What stands between the stream and the values: a projection to fewer channels. A norm on it is `latent_norm`."""
+    """A projection to fewer channels between the stream and the values. A norm on it is `latent_norm`."""
 
     w: Float[Tensor, "latent d_model"]
     b: Float[Tensor, " latent"] | None = None
@@ -160,7 +160,7 @@ class AttentionWeights(ValueSizes):
     w_v: Float[Tensor, "kv d_head read"]
     w_o: Float[Tensor, "d_model head d_head"]
     latent: Latent | None = None
-    """What the values read, where it is not the stream itself."""
+    """What the values read, if not the stream itself."""
     gains: tuple[Gain, ...] = ()
     """What else multiplies the token that is written; only a running model shows by how much."""
     b_v: Float[Tensor, "kv d_head"] | None = None
@@ -181,7 +181,7 @@ class AttentionWeights(ValueSizes):
 
     @property
     def core_width(self) -> int:
-        """Channels of the narrowest place on the value path, beside the width of the model: H has no larger rank."""
+        """Channels of the narrowest place on the value path except the width of the model: H has no larger rank."""
         return self.channels if self.latent is None else min(self.channels, self.latent.w.shape[0])
 
     @property
@@ -214,7 +214,7 @@ def summed_over_groups(
 ) -> Float[Tensor, "d_model kv d_head"]:
     """Output weights summed over the query heads that read the same value head, in `dtype` (their own without one).
 
-    Member by member, so that no copy of all heads in a wider type is ever in memory.
+    Member by member, so all heads are never in memory in a wider type.
     """
     members = w_o.unflatten(1, (n_kv, w_o.shape[1] // n_kv)).unbind(2)
     if len(members) == 1:
@@ -267,7 +267,7 @@ def assemble(
 def _values(
     arch: Arch, heads: tuple[int, int, int], block: BlockNames, value: Float[Tensor, "rows read"], read: Read
 ) -> tuple[Float[Tensor, "channel read"], Float[Tensor, " channel"] | None, Int[Tensor, " channel"] | None]:
-    """The rows of the values in their weight, their bias, and which rows these are where others stand beside them."""
+    """The rows of the values in their weight, their bias, and the indices of these rows in a fused weight."""
     n_heads, n_kv, d_head = heads
     rows, name = None, block.value.weight
     b_v = read_value_bias(arch, block.value.bias, value.shape[0], n_kv * d_head, read) if block.value.bias else None
@@ -287,7 +287,7 @@ def _values(
 
 
 def _latent(arch: Arch, names: TensorNames, width: int, read: Read) -> Latent:
-    """The rows of a projection that make the latent; those beside them make keys."""
+    """The rows of a projection that make the latent; the others make keys."""
     weight = read_matrix(arch, names.weight, read, "", "in")
     rows = slice(arch.latent_first, arch.latent_first + width)
     if len(weight[rows]) != width:
@@ -363,7 +363,7 @@ class TokenGains:
     before: Float[Tensor, "token head channel"]
     """What multiplies the mixed heads themselves."""
     after: Float[Tensor, "token head channel"] | None = None
-    """What multiplies them behind a norm on the mixed heads, where there is one."""
+    """What multiplies them behind a norm on the mixed heads, if there is one."""
 
     def times(self, row_sums: Float[Tensor, "head token"]) -> "TokenGains":
         """With what the rows of attention sum to, which belongs to the token that is written too."""

@@ -61,7 +61,7 @@ def gain(config: Mapping[str, Any], key: str) -> float:
 
 
 def word(config: Mapping[Any, Any], key: str) -> str | None:
-    """A word; `None` where the config is silent."""
+    """A word; `None` if the config does not have the key."""
     value = config.get(key)
     if value is not None and not isinstance(value, str):
         raise BadConfig(key, "a name", _shown(value))
@@ -149,7 +149,7 @@ class Paths:
     v: str = ""
     qkv: str = ""
     v_bias: str = ""
-    """The bias of the values where it is a tensor of its own, with one entry per value channel."""
+    """The bias of the values, if it is a separate tensor with one entry per value channel."""
     latent: str = ""
     """The projection to a latent from which the values are made, where values do not read the stream themselves."""
     latent_norm: str = ""
@@ -181,7 +181,7 @@ class Paths:
 class FusedRows:
     """Where the values are among the rows of a fused weight: `first + head * per_head + channel * per_channel`.
 
-    Heads of differential attention are made of two: their second half stands `second_half` rows below the first.
+    Heads of differential attention are made of two: their second half is `second_half` rows below the first.
     """
 
     first: int
@@ -221,11 +221,11 @@ class Arch:
     output_axes: str = ""
     """The same for the output weight, such as `head channel out`; `out channel head` where heads alternate."""
     latent_first: int = 0
-    """The first row of the latent in its projection; what is beside it makes keys."""
+    """The first row of the latent in its projection; the other rows make keys."""
     gains: tuple[Gain, ...] = ()
     """What multiplies the token that is written, in some block at least; it is seen only while the model runs."""
     inner_norm_per_head: bool = False
-    """Whether the inner norm takes every head by itself instead of all heads together."""
+    """Whether the inner norm acts on each head separately instead of all heads together."""
     value_gain: float = 1.0
     """A number that multiplies the values."""
     n_heads: int | tuple[int, ...] | Literal["config"] = "config"
@@ -258,7 +258,7 @@ class Arch:
     """Largest deviation from the equal-token identity of a declaration that was found by running the model."""
     when: tuple[When, ...] = ()
     gguf: tuple[str, ...] = ()
-    """The family's names in GGUF files, where it has any."""
+    """The family's names in GGUF files, if it has any."""
 
     def for_config(self, config: Mapping[str, Any]) -> "Arch":
         """The declaration with everything that depends on the config settled."""
@@ -288,7 +288,7 @@ STACK_ALIASES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackSizes:
-    """Sizes of one stack as its config states them; `None` where it is silent."""
+    """Sizes of one stack as its config states them; `None` if it does not."""
 
     d_model: int | None = None
     n_heads: int | None = None

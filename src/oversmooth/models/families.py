@@ -563,7 +563,7 @@ class Covered:
     error: float | None
     """Of the equal-token identity, where it was proved."""
     kind: str
-    """What stands in the way of one that is refused, in one word."""
+    """Why it is refused, in one word."""
     reason: str
     left_out: tuple[str, ...]
 

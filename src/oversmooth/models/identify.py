@@ -40,9 +40,9 @@ class BlockNames:
     norms: Mapping[str, TensorNames]
     gain: str | None
     latent: TensorNames | None = None
-    """The projection to the latent that values are made from, where there is one."""
+    """The projection to the latent that values are made from, if there is one."""
     position: int = 0
-    """Where it stands among the blocks with attention."""
+    """Its position among the blocks with attention."""
 
     def __iter__(self) -> Iterator[str]:
         """Every tensor that an analysis of this block reads."""
@@ -74,7 +74,7 @@ class StackNames:
 
 
 BLOCK_NUMBER = r"(?P<i>0|[1-9][0-9]{0,17})"
-"""Written in one way only, so that no two names mean the same block."""
+"""Without leading zeros, so no two names mean the same block."""
 OF_INDEX = re.compile(r"\{(\d*)i([+-]\d+)?\}")
 """A number that follows from that of the block."""
 
@@ -218,7 +218,7 @@ def _resolve_block(arch: Arch, index: int, path: str, names: Collection[str]) ->
 
 
 def without_extra(names: StackNames, depth: int | None, extra: int | None) -> StackNames:
-    """Blocks behind the last one that predict further tokens, as some checkpoints carry them, are not on the stream."""
+    """Drops blocks behind the last one that predict further tokens: they are not on the stream."""
     if not extra or depth is None or names.blocks_in_model != depth + extra:
         return names
     kept = tuple(block for block in names.blocks if block.index < depth)
@@ -333,7 +333,7 @@ def gguf_form(arch: Arch) -> Arch:
         fused=arch.fused if has_latent else "stacked",
         stored="out_in",
         value_axes="head channel in" if has_latent else arch.value_axes,  # newer files keep values apart from keys
-        n_kv=arch.n_kv if has_latent else "config",  # the number is written out, also where there is one
+        n_kv=arch.n_kv if has_latent else "config",  # GGUF always states the number
         norm="layer" if norm_centres(arch.norm) else "rms",
         paths=Paths(
             block="blk.{i}",

@@ -27,7 +27,7 @@ POSITIONS_AFTER_PADDING = (
     *("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm"),
     "data2vec-text",
 )
-"""Model types whose positions begin behind the padding id, so that a few fewer tokens fit."""
+"""Model types whose positions begin behind the padding id, so fewer tokens fit."""
 
 
 def input_kinds(model: nn.Module, config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def main_input(model: nn.Module) -> str:
 
 
 def reads_text(config: Mapping[str, Any]) -> bool:
-    """Whether the config is clearly one of a model of text; told before the model is loaded, which knows for sure."""
+    """Whether a config is clearly of a text model; only the loaded model knows for sure."""
     if is_composite(config):
         return config.get("model_type") not in TWO_TOWERS
     return "vocab_size" in config and not any(name in config for name in OF_OTHER_KINDS)
@@ -491,7 +491,7 @@ PAIRS = (
 SEQUENCES = 3
 """Of features: another number than that of their tokens, so the two axes can be told apart."""
 SIDES = (224, 32, 64, 256, 192)
-"""Sides of square images that are tried where nothing says the size."""
+"""Sides of square images that are tried if the size is unknown."""
 SIDE_NAMES = ("img_size", "image_size", "input_size", "input_resolution")
 
 

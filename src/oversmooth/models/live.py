@@ -81,7 +81,7 @@ def config_of(source: Source) -> Any:
 def unnamed_type(source: Source) -> str | None:
     """The model type of a checkpoint whose config does not name one: as its user, its class or its tensors say.
 
-    `None` where the config does, or where nothing settles it. Sizes are not guessed: a config that does not state the
+    `None` if the config does, or if nothing settles it. Sizes are not guessed: a config that does not state the
     heads is not run.
     """
     import transformers
@@ -241,7 +241,7 @@ def _reader(source: Source, name: str, like: Tensor) -> Callable[[], Tensor]:
 
 
 def _units(model: nn.Module) -> Iterator[tuple[nn.Module, list[nn.Module]]]:
-    """What is read at once, with its members: each block of a list as a whole, every other module by itself."""
+    """Modules whose weights are read at once, with their members: blocks of a list as a whole, other modules alone."""
     blocks: list[str] = []
     for path, module in model.named_modules():
         if any(path.startswith(f"{block}.") for block in blocks):
@@ -407,7 +407,7 @@ def _built_by_timm(source: Source, timm: Any) -> nn.Module:
 
 
 def move(model: nn.Module, device: str) -> None:
-    """Puts a model that we loaded on a device; a name that is none, or a device that is not there, is `DeviceUnavailable`."""
+    """Moves a model that we loaded to a device; raises `DeviceUnavailable` for unknown or missing devices."""
     target = _device(device)
     try:
         model.to(target)
@@ -477,7 +477,7 @@ TASKS = {
 
 
 def task_of(source: Source) -> str:
-    """The task that the model has a head for; `similarity` where it has none."""
+    """The task that the model has a head for; `similarity` if it has none."""
     named = source.config.get("architectures") or () if source.module is None else (type(source.module).__name__,)
     names = [str(name) for name in named]
     for task, (_, endings) in TASKS.items():
@@ -492,7 +492,7 @@ def task_of(source: Source) -> str:
 
 
 def head_for(source: Source, task: str | None) -> str:
-    """The task to judge the model by: the one that was asked for, or that of its head; raises where it has no such head."""
+    """The task to evaluate: the requested one, or that of the model's head; raises if it has no such head."""
     if task is not None and task not in TASKS:
         raise UnknownName("task", task, tuple(TASKS))
     found = task_of(source)

@@ -87,9 +87,9 @@ class LoadOptions:
     dtype: str | None = None
     """What it runs in: stored, float32, bfloat16, float16 or float64."""
     offload: bool | None = None
-    """Whether weights are read block by block while it runs; `None`: where they do not fit into memory."""
+    """Whether weights are read block by block while it runs; `None`: only if they do not fit in memory."""
     base: str | None = None
-    """The model that an adapter was trained on, where its own config does not lead there."""
+    """Base model of an adapter, if not the one in its config."""
     revision: str | None = None
     """Branch, tag or commit of a repository on the hub."""
     trust_remote_code: bool = False
@@ -99,9 +99,9 @@ class LoadOptions:
     model_type: str | None = None
     """Model type of a file without a config."""
     n_heads: int | None = None
-    """Number of attention heads, where no config gives it."""
+    """Number of attention heads, if no config gives it."""
     n_kv: int | None = None
-    """Number of key/value heads, where no config gives it."""
+    """Number of key/value heads, if no config gives it."""
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, "stored", *RUN_DTYPES):
@@ -217,7 +217,7 @@ class OpenedModel:
             self.source = replace(self.source, store=opened.store, config={**opened.config, **self.load.config()})
 
     def module(self, task: str | None = None, *, verb: str = "run") -> nn.Module:
-        """The module in eval mode with the head of a task, loaded when it is first asked for."""
+        """The module in eval mode with the head of a task, loaded on first use."""
         from oversmooth.models.live import is_offloaded, load_model, load_with_head, move, require_on
 
         source, device = self.source, self.load.device
@@ -267,7 +267,7 @@ class OpenedModel:
             return found
 
     def close(self) -> None:
-        """Lets go of the loaded modules and of all that was kept; what is asked for afterwards is loaded again."""
+        """Forgets the loaded modules and everything else that was kept; they are loaded again on demand."""
         with self.alone:
             self._modules.clear()
             self._hashes.clear()
@@ -572,7 +572,7 @@ def _open_store(folder: Folder, name: str) -> TensorStore:
 
 
 def _read_config(folder: Folder) -> dict[str, Any]:
-    """The config beside the weights, or an empty one; timm's own config is completed from timm's registry."""
+    """The config beside the weights, or an empty one; sizes of timm's configs come from timm's registry."""
     if not folder.has("config.json"):
         return {}
     config = json_object(read_small(folder, "config.json", LARGEST_JSON), f"{folder.label}/config.json")

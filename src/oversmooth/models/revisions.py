@@ -31,7 +31,7 @@ class SeriesCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFlag:
-    """Something that weights do not do while they are trained."""
+    """A change of weights that training cannot cause."""
 
     kind: Literal["identical", "back"]
     """`identical`: the weights are those of the other step. `back`: they are closer to it than to the step before."""
@@ -46,7 +46,7 @@ class StepFlag:
 
 
 def steps_of(target: str) -> tuple[SeriesCheckpoint, ...]:
-    """The checkpoints that a target stands for, in order of their numbers; empty where it is one model."""
+    """The checkpoints of a series, in order of their numbers; empty if the target is one model."""
     if match := SERIES.fullmatch(target):
         return _revisions(target, match["repo"], match["first"], match["last"])
     path = local_path(target)

@@ -62,7 +62,7 @@ class Stack:
         return assemble(self.arch, self.sizes, self.names.blocks[position], read, self.branch_gain)
 
     def heads(self, position: int) -> int | None:
-        """Query heads of the block at `position`; `None` where nothing says how many there are."""
+        """Query heads of the block at `position`; `None` if their number is unknown."""
         own = self.arch.n_heads
         return own[position] if isinstance(own, tuple) else self.sizes.n_heads
 
@@ -81,18 +81,18 @@ class Source:
     revision: str | None = None
     """The branch, tag or commit of a hub repository; `None` for its main branch."""
     gguf_file: str | None = None
-    """The file in that place which holds the model, its config and its tokenizer, where it is a GGUF file."""
+    """The GGUF file in that place, if the model, its config and its tokenizer are in one."""
     dtype: torch.dtype | None = None
     """What the model is run in; `None` for the dtype that its weights are stored in."""
     offload: bool | None = None
-    """Whether weights are read block by block while it runs; `None` where that depends on the memory."""
+    """Whether weights are read block by block while it runs; `None`: only if they do not fit in memory."""
     trust_remote_code: bool = False
     """Whether code from the model's repository may run."""
     archs: tuple[Arch, ...] = ()
     """Declarations that the user gave, in place of our own."""
 
     def origin(self) -> dict[str, Any]:
-        """Keywords of `from_pretrained` beside the place, so that what is loaded is what was opened."""
+        """Keywords of `from_pretrained`, so that the model that is loaded is the one that was opened."""
         options: dict[str, Any] = {"local_files_only": Path(self.place or "").is_dir()}
         named = {"gguf_file": self.gguf_file, "revision": self.revision}
         return options | {name: value for name, value in named.items() if value}
@@ -202,7 +202,7 @@ def _has_declared(source: Source) -> bool:
 
 
 def _discovery(source: Source) -> Discovery | None:
-    """What running the model, or a skeleton of it, shows; `None` where it is declared or nobody can build it."""
+    """The discovery of the model, or of a skeleton of it; `None` if it is declared or cannot be built."""
     if source.module is not None:
         from oversmooth.models.discovery.watch import discovered, replacement
 

@@ -100,7 +100,7 @@ def _verified(
 
 
 def _live(opened: OpenedModel, inputs: Mapping[str, Tensor] | None) -> LiveModel:
-    """The model in memory; one whose inputs nobody can make up is watched on those that were given."""
+    """The model in memory; if no inputs can be made up for it, it is discovered on the given ones."""
     model = opened.module(verb="verify")
     if is_offloaded(model):
         raise NotLive(opened.source.target, "verify", "its weights are read block by block; give --no-offload")
@@ -153,8 +153,8 @@ def discover(model: Target, inputs: Tensor | Mapping[str, Tensor] | None = None)
     `inputs` are one tensor, or tensors by the names of `forward`; made up from the config or the first layer where they
     are not given. What was found stays with the module, so that `inspect`, `measure` and the others use it; `archs` can be
     kept, edited and given to them as `arch=`. Of a checkpoint, a small model with the widths of its config is run. Raises
-    `RefusedArchitecture` with the module that stands in the way where the theory covers none of the attention, and
-    `NotDiscovered` where nothing was proved.
+    `RefusedArchitecture`, naming the module in the way, if the theory covers none of the attention, and
+    `NotDiscovered` if nothing was proved.
 
     >>> import torch, oversmooth as osm
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)

@@ -1,1 +1,1 @@
-"""Finding the value path of a model that nobody declared, by running it once and watching every operation."""
+"""Finds the value path of an undeclared model by running it and watching every operation."""

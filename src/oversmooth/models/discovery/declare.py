@@ -22,14 +22,14 @@ from oversmooth.models.discovery.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Everything that `assemble` has to know about the storage of one layer."""
+    """Everything that `assemble` needs to know about the storage of one layer."""
 
     d_model: int
     n_heads: int
     n_kv: int
     d_head: int
     fused: Fused | FusedRows | None
-    """`None` where the values have a weight of their own."""
+    """`None` if the values have a weight of their own."""
     value_axes: str
     """`out in` and `in out` are plain matrices."""
     output_axes: str
@@ -40,11 +40,11 @@ class Layout:
 
 
 class Irregular(Exception):
-    """Codes that no declaration can say."""
+    """A storage layout that no declaration can express."""
 
 
 def layout_of(trace: Trace, layer: FoundLayer) -> Layout | Obstacle:
-    """The storage of a layer, or why it cannot be said."""
+    """The storage of a layer, or why no declaration can express it."""
     read, made, name = layer.value.columns.shape[-1], len(layer.output.rows), layer.output.weight
     if layer.latent is None and read != made:
         if (beside := _beside_the_stream(trace, layer)) is not None:
@@ -438,7 +438,7 @@ def tails_of(one: DistinctLayer) -> tuple[str, ...]:
     return tuple(name.removeprefix(block) for name in (one.layer.value.weight, one.name))
 
 
-# --- from layers that were seen at work to declarations ---
+# --- from layers to declarations ---
 
 
 def declared(

@@ -1,4 +1,4 @@
-"""From a trace to attention layers and their blocks, or to the module that stands in the way.
+"""From a trace to attention layers and their blocks, or to the module that is in the way.
 
 residual stream -> norm -> value projection -> attention -> output projection -> norm, gain -> + residual stream
 """
@@ -25,7 +25,7 @@ from oversmooth.models.discovery.operations import (
 )
 from oversmooth.models.discovery.trace import Trace
 
-# --- what keeps an attention from being `A X W_V W_O` with rows that sum to one, and the module that does ---
+# --- obstacles: why an attention is not `A X W_V W_O` with rows that sum to one ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Obstacle:
     """cross, pooling, stage, channels, tokens, heads, sink, gate, norm, batch norm, group norm, convolution, latent,
     positions, differential, concatenation, addition, routed, approximate, skip, layout or other."""
     where: str
-    """Path of the module that stands in between."""
+    """Path of the module in between."""
     reason: str
 
 
 def obstacle_of(trace: Trace, mixing: AttentionTimesValues, output: Projection | None) -> Obstacle | None:
-    """What keeps an attention from being `A X W_V W_O` with rows that sum to one; `None` where nothing does."""
+    """What keeps an attention from being `A X W_V W_O` with rows that sum to one; `None` if nothing does."""
     where = mixing.module
     if mixing.over_channels:
         return Obstacle("channels", where, f"attention over channels, not over tokens, in {where}")
@@ -93,11 +93,11 @@ def _before_attention(trace: Trace, mixing: AttentionTimesValues) -> Obstacle:
 
 
 STEPS = 40
-"""Operations after attention that are looked at for what stands in the way."""
+"""Operations after attention among which the obstacle is searched."""
 
 
 def _after_attention(trace: Trace, mixing: AttentionTimesValues) -> Obstacle:
-    """What stands between attention and the next projection: the first such thing on the way."""
+    """The first obstacle between attention and the next projection."""
     waiting, seen = [mixing.made.root], [mixing.made.root]
     read = {id(norm.read): norm for norm in reversed(trace.norms) if norm.read.order >= mixing.made.order}
     while waiting and len(seen) < STEPS:
@@ -116,7 +116,7 @@ def _after_attention(trace: Trace, mixing: AttentionTimesValues) -> Obstacle:
 
 
 def _in_the_way(use: Node, attention: Node, where: str) -> Obstacle | None:
-    """What an operation on the result of attention is, where it is no move."""
+    """The obstacle that an operation on the result of attention is, unless it only moves numbers."""
     if use.op in FACTORS:
         gate = [parent for parent in use.parents if parent.root is not attention]
         if gate and not gate[0].parameter and math.prod(gate[0].shape) > 1:
@@ -186,7 +186,7 @@ class Branch:
 
 
 def follow_branch(trace: Trace, value: Projection, output: Projection) -> Branch | Obstacle:
-    """From the output projection to the sum with the residual stream, and what stands in between."""
+    """From the output projection to the sum with the residual stream, or the obstacle in between."""
     read, factor = read_by(value)
     norm = trace.norm_that_made(read)
     streams = [read] if norm is None else [read, norm.read.root]
@@ -301,7 +301,7 @@ def _no_sum(trace: Trace, branch: Branch, value: Projection, output: Projection,
 
 
 def way_around(trace: Trace, output: Projection, branch: Branch) -> Obstacle | None:
-    """A skip connection that is no sum; `None` where there is no skip, so that the branch is the new stream."""
+    """A skip connection that is not a sum; `None` if there is no skip: the branch is the new stream then."""
     if branch.total is not output.made:
         return None
     norm = trace.norm_that_made(branch.stream)
@@ -317,7 +317,7 @@ def way_around(trace: Trace, output: Projection, branch: Branch) -> Obstacle | N
 
 
 def between_stream_and_values(trace: Trace, value: Projection, read: Node) -> Obstacle:
-    """What made the features that a value projection reads, where it is no norm of the stream."""
+    """What made the features that a value projection reads, if that is not a norm of the stream."""
     kind, where = maker_of(trace, read)
     if kind == "cat":
         words = f"{where} puts other features or tokens beside the residual stream in front of {value.weight}"
@@ -394,7 +394,7 @@ def latent_of(trace: Trace, value: Projection) -> FoundLatent | None:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class FoundLayer:
-    """One attention layer that was seen at work."""
+    """One attention layer that ran."""
 
     value: Projection
     output: Projection
@@ -418,7 +418,7 @@ class Refused:
 
     module: str
     weight: str
-    """Its output projection, where there is one."""
+    """Its output projection, if there is one."""
     obstacle: Obstacle
     total: Node | None = None
     stream: Node | None = None
@@ -565,7 +565,7 @@ def _layer(trace: Trace, mixing: AttentionTimesValues, output: Projection | None
 
 
 def _passages(trace: Trace, layer: FoundLayer) -> Obstacle | None:
-    """Notes what the mixed heads went through; one that the canonical form does not have stands in the way."""
+    """Notes the gains and norms on the mixed heads; one that the canonical form does not have is an obstacle."""
     own = {id(mixing) for mixing in layer.mixings}
     passed = [one for one in trace.passed if any(id(mixing) in own for mixing in one.mixings)]
     gains: list[Gain] = ["sink"] if layer.mixings[0].has_sink else []
@@ -615,7 +615,7 @@ def _other_than_self_attention(
 
 
 def _skip_words(trace: Trace, skip: Node) -> str:
-    """What makes the skip connection of the stream that attention reads, where it is not that stream itself."""
+    """How the skip connection differs from the stream that attention reads, in words."""
     kind, where = maker_of(trace, skip)
     factor = next((parent.parameter for parent in skip.parents if parent.parameter), "")
     if skip.op in FACTORS and (factor or skip.number is not None):

@@ -178,7 +178,7 @@ class Parameters:
         """Further names of parameters that have one already."""
 
     def of(self, view: Tensor) -> Parameter | None:
-        """The parameter that a tensor is a view of; `None` where it is data."""
+        """The parameter that a tensor is a view of; `None` if it is data."""
         members = self._by_storage.get(_storage(view))
         if not members or not view.numel():
             return None
@@ -290,7 +290,7 @@ class OutputProjection:
 
 
 def product_of(trace: "Trace", op: str, args: tuple[Any, ...], made: Tensor, node: "Node") -> Projection | None:
-    """The product with a parameter that an operation is; `None` where it is something else."""
+    """The product with a parameter, if the operation is one."""
     bias = args[0] if op == "addmm" else None
     if op == "convolution":
         data, weight, bias, stride, _, _, is_transposed, _, groups = args[:9]
@@ -498,12 +498,11 @@ KINDS: tuple[NormKind, ...] = ("layer", "rms", "layer+1", "rms+1")
 
 @dataclass(frozen=True, slots=True)
 class FoundNorm:
-    """What a norm does, and the names of its tensors inside its module; empty where it has none."""
+    """What a norm does, and the names of its tensors inside its module, if it has any."""
 
     kind: NormKind
     weight: str
     bias: str
-    epsilon: float
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -522,28 +521,25 @@ class NormCall:
 
 
 def classify(module: nn.Module, x: Tensor, y: Tensor) -> FoundNorm | None:
-    """The kind of norm that turns x into y, found by computing all of them; `None` where it is none."""
-    parameters = [name for name, _ in module.named_parameters(recurse=False)]
+    """The kind of norm that turns x into y, found by trying all kinds; `None` if it is not a norm."""
+    tensors = dict(module.named_parameters(recurse=False))
     has_own_parts = any(True for child in module.children() for _ in child.parameters())
-    if x.shape != y.shape or x.ndim < 2 or not x.numel() or len(parameters) > 2 or has_own_parts:
+    if x.shape != y.shape or x.ndim < 2 or not x.numel() or len(tensors) > 2 or has_own_parts:
         return None
-    if not parameters and "norm" not in type(module).__name__.lower():
+    if not tensors and "norm" not in type(module).__name__.lower():
         return None
-    tensors = [getattr(module, name) for name in parameters]
-    if tensors and x.ndim == 4 and tensors[0].shape == x.shape[1:2] != x.shape[-1:]:
+    names, (weight, bias, *_) = (*tensors, "", ""), (*tensors.values(), None, None)
+    if weight is not None and x.ndim == 4 and weight.shape == x.shape[1:2] != x.shape[-1:]:
         x, y = x.movedim(1, -1), y.movedim(1, -1)  # an image with its channels first
-    if any(tensor.shape != x.shape[-1:] for tensor in tensors):
+    if any(tensor.shape != x.shape[-1:] for tensor in tensors.values()):
         return None
-    weight = tensors[0] if tensors else None
-    bias = tensors[1] if len(tensors) > 1 else None
     epsilon = epsilon_of(module)
     tolerance = 1e-4 if y.dtype in (torch.float32, torch.float64) else 3e-2
     sample, wanted = (t.detach().reshape(-1, x.shape[-1])[:64].double() for t in (x, y))
     for kind in KINDS:
         made = _normed(kind, sample, weight, bias, epsilon)
         if (made - wanted).abs().max() <= tolerance * wanted.abs().max().clamp(min=1e-12):
-            names = [*parameters, "", ""]
-            return FoundNorm(kind, names[0], names[1], epsilon)
+            return FoundNorm(kind, names[0], names[1])
     return None
 
 
@@ -557,11 +553,7 @@ def _normed(kind: NormKind, x: Tensor, weight: Tensor | None, bias: Tensor | Non
 
 def fused_norm(trace: "Trace", args: tuple[Any, ...], made: "Node", module: str) -> NormCall:
     """A LayerNorm called as a function, with the parameters that it was given."""
-    names = [
-        found.name.removeprefix(f"{module}.") if (found := trace.parameters.of(arg)) else ""
-        for arg in (args[2], args[3])
-        if isinstance(arg, Tensor)
-    ]
-    names = [*names, "", ""]
-    facts = FoundNorm("layer", names[0], names[1], float(args[4]))
+    found = [trace.parameters.of(arg) for arg in args[2:4] if isinstance(arg, Tensor)]
+    names = (*(one.name.removeprefix(f"{module}.") if one else "" for one in found), "", "")
+    facts = FoundNorm("layer", names[0], names[1])
     return NormCall(module, facts, trace.node(args[0]).root, made, tuple(args[0].shape))

@@ -71,7 +71,7 @@ BREADTHS = {
         64,
     ),
 }
-"""What is beside the value path."""
+"""Sizes outside of the value path."""
 
 LAYOUT = {**DEPTHS, **BREADTHS}
 """What is changed in a config; widths and heads stay."""
@@ -98,7 +98,7 @@ CLASSES: Mapping[str, str] = {
     "slanet": "SLANetForTableRecognition",
     "slanext": "SLANeXtForTableRecognition",
 }
-"""The class that shows a type at work, where there are several and none is in an auto class."""
+"""The class to run, for types that have several classes of which none is in an auto class."""
 
 
 # --- a small random model of a config ---
@@ -152,7 +152,7 @@ def fit_rotary_sections(config: Any) -> None:
 
 
 def layer_lists(config: Any, depth: int) -> dict[str, list[Any]]:
-    """The lists with an entry per layer, cut to a depth so that the last kinds of layer remain."""
+    """The lists with an entry per layer, cut to a depth; the last kinds of layer remain."""
     found = {}
     for name, value in vars(config).items():
         is_per_layer = "layer" in name or name.endswith(("_types", "_pattern", "_window"))

@@ -76,7 +76,7 @@ class Trace(TorchDispatchMode):
         self.sources: list[Parameter | Projection | AttentionTimesValues] = []
         self.running: list[str] = []
         self.kernels: dict[str, str] = {}
-        """Operations that compute a whole attention, whose probabilities nobody sees, and the module of the first."""
+        """Fused attention operations, whose probabilities are not visible, and the module of the first."""
         self._nodes = WeakTensorKeyDictionary()
         self.codes = WeakTensorKeyDictionary()
         """The shadow of each tensor whose numbers come from single rows of a weight."""
@@ -119,7 +119,7 @@ class Trace(TorchDispatchMode):
         codes = self.codes.get(tensor)
         if codes is None or not codes.numel() or codes.max() < 0:
             return None
-        # Something else may stand beside it, as zeros between two biases.
+        # The tensor may hold other entries too, such as zeros between two biases.
         return codes if isinstance(self.sources[int(codes.max() // SHIFT)], Parameter) else None
 
     def is_parameter(self, tensor: Tensor) -> bool:

@@ -36,7 +36,7 @@ from oversmooth.models.stores.module import ModuleStore, is_quantised, tensors_o
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
 """Largest error of the equal-token identity that rounding explains, by the precision in which the model runs."""
 NOT_SELF_ATTENTION = ("cross", "pooling", "stage")
-"""Kinds of attention that are left out without being in the way."""
+"""Kinds of attention that are left out without refusing the model."""
 
 HIDES = "is a kernel that hides the attention it computes"
 PLAIN = "Let the model call torch.nn.functional.scaled_dot_product_attention instead, or turn its fused attention off."
@@ -48,8 +48,8 @@ NO_SELF_ATTENTION = "no self-attention"
 def discover_module(model: nn.Module, inputs: Mapping[str, Tensor], *, target: str, kind: str = "text") -> Discovery:
     """Finds and proves the value path of every attention that the model runs on the inputs; two forward passes.
 
-    Raises `RefusedArchitecture` where the theory covers none of its attention, with the module that stands in the way,
-    and `NotDiscovered` where something was found but not proved.
+    Raises `RefusedArchitecture`, naming the module in the way, if the theory covers none of its attention,
+    and `NotDiscovered` if something was found but not proved.
     """
     if hidden := hidden_by(model):
         raise NotDiscovered(target, f"{hidden} hides its operations", "Give the original module, in plain floats.")
@@ -106,7 +106,7 @@ def _prove(
     store: ModuleStore,
     target: str,
 ) -> tuple[Arch, ...]:
-    """The declarations with the error of their equal-token identity, from one more pass; raises where it is too large."""
+    """The declarations with the error of their equal-token identity, from one more pass; raises if it is too large."""
     layers: list[Layered] = []
     counts = []
     for arch in archs:
@@ -195,7 +195,7 @@ def cannot_attend(model: nn.Module) -> bool:
 # --- composite models: every tower that the whole does not run on its example is run by itself ---
 
 TRIES = 32
-"""Inputs that are tried before a model counts as one whose inputs only its author knows."""
+"""Inputs that are tried before a model is given up."""
 
 
 def watch(model: nn.Module, config: Mapping[str, Any]) -> tuple[Discovery, Mapping[str, Tensor]]:

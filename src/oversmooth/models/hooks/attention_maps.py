@@ -110,7 +110,7 @@ def _probabilities(
 
 
 def _multi_head(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], heads: int | None) -> Watched:
-    """nn.MultiheadAttention: asks for the weights of every head, and returns what the caller asked for."""
+    """nn.MultiheadAttention: requests the weights of every head, and returns what the caller requested."""
     call = inspect.signature(func).bind(*args, **kwargs)
     call.apply_defaults()
     wanted, averaged = call.arguments["need_weights"], call.arguments["average_attn_weights"]
@@ -160,7 +160,7 @@ class AttentionMaps:
     written: Written | None = None
     """The gains of the tokens that are written, where the family has any."""
     has_sink: bool = False
-    """Whether the family has a learned sink beside the tokens, which takes a part of every row."""
+    """Whether the family has a learned sink, which takes a part of every row."""
 
     def seen(
         self, sequence: int, keep: Bool[Tensor, " token"], dtype: torch.dtype = torch.float32
@@ -321,7 +321,7 @@ class HeadGainTrace:
             self.subtracted = other / shadow
             self._set(output, shadow)
         elif other is not None:
-            return  # a product of mixed heads with mixed heads is none of ours
+            return  # a product of two mixed heads is not a gain
         elif name in FACTORS:
             self._set(output, FACTORS[name](shadow, args[1]).expand(output.shape))
         elif name in SAME and isinstance(output, Tensor) and output.shape == shadow.shape:
@@ -399,7 +399,7 @@ def blocks_watched(
 
 
 def unwatched() -> AbstractContextManager[None]:
-    """While work of our own goes on between two layers: nothing is watched, and every operation is faster for it."""
+    """While our own code runs between two layers: nothing is watched, so operations are faster."""
     return torch._C.DisableTorchFunction()
 
 

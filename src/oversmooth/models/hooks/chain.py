@@ -209,7 +209,7 @@ def is_mixture(total: Sample, first: Sample, second: Sample, unit: float) -> boo
 def is_sum_of_moved(total: Tensor, before: Seen, branch: Tensor, gain: Tensor | None) -> bool:
     """Whether the change of each token is what attention wrote for some token, times a gain, as where windows are undone.
 
-    Tokens that attention saw beside those of the stream, such as the padding of windows, are passed over. MOVED tokens
+    Tokens that attention sees but the stream does not contain, such as the padding of windows, are skipped. MOVED tokens
     are looked for.
     """
     if before.tensor is None or version_of(before.tensor) != before.version or before.numel != total.numel():
@@ -387,7 +387,7 @@ class StackChain:
 
         `bias`: of the output projection, which some models add outside of it. `is_read`: the stream is seen where a module
         reads it, so that something that a module made of it, such as a norm, is not the sum.
-        `must`: the branch is known to be what a module gave, so that a sum that shows none is not of this stream.
+        `must`: some module is known to give the branch, so a sum without such a module is not of this stream.
         """
         words, last, h = f"the sum behind {sub} in {block or 'the block'}", self.last, self._as_in_model(h)
         if last is not None and last.numel == h.numel() and can_judge(last.sample, sample_of(h)):
@@ -427,7 +427,7 @@ class StackChain:
         return any(call.numel == h.numel() and agree(call.gave, sample) for call in inner)
 
     def became(self, words: str, h: Tensor) -> None:
-        """The stream is something new by declaration, such as the output of a norm."""
+        """The stream is replaced, by declaration: for example by the output of a norm."""
         self._reached(words, self._as_in_model(h))
 
     def is_earlier(self, h: Tensor) -> bool:
@@ -439,7 +439,7 @@ class StackChain:
         return any(agree(place.sample, sample) for place in self.past if place.numel == h.numel())
 
     def must_be(self, words: str, h: Tensor, *, ours: bool = False) -> None:
-        """A place that has to have the values last seen; `ours`: those were summed by the hooks, in another order."""
+        """A place that must have the values last seen; `ours`: the hooks summed those, in another order."""
         last, h = self.last, self._as_in_model(h)
         if last is None:
             return
@@ -510,7 +510,7 @@ class StackChain:
             self.goes_on = self._changed_behind(last)
 
     def _changed_behind(self, last: Seen) -> str:
-        """What changes the stream behind the last block, where something of its size is made of it."""
+        """What changes the stream behind the last block, if something of its size is computed from it."""
         shown = [*self.other_reads.values(), *(call.gave for call in self.calls if call.numel == last.numel)]
         if any(is_sum(one, torch.zeros_like(one), last.sample, last.unit) for one in shown if one.any()):
             self.read_by = "a constant factor"
@@ -524,7 +524,7 @@ class StackChain:
         return next(iter(self.other_reads), "")
 
     def not_known(self) -> str:
-        """What is not known of the end of the stack, in words."""
+        """What is unknown about the end of the stack, in words."""
         name = f" of {self._label}" if self._label else ""
         if self.last is None:
             return ""  # a tower that these inputs do not reach has no numbers

@@ -35,7 +35,7 @@ PLACES = (*STREAM, *NORMS, *BRANCHES)
 
 
 def on_stream(name: str, residual: str) -> bool:
-    """Whether a place lies on the residual stream, so that changes between such places add up over depth."""
+    """Whether a place is on the residual stream; changes between such places add up over depth."""
     return name in STREAM or (residual == "post" and name in NORMS)
 
 

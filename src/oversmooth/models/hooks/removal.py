@@ -88,7 +88,7 @@ def _without_feed_forward(stack: Stack, store: ModuleStore, position: int, block
 def _between(
     stack: Stack, store: ModuleStore, position: int, block: nn.Module, hold: Callable[[Tensor], None]
 ) -> Iterator[Any]:
-    """Hooks that hand over the stream as it stands between attention and feed-forward; none where nothing shows it."""
+    """Hooks that hand over the stream between attention and feed-forward; none if no module receives it."""
     names, residual = stack.names.blocks[position], stack.arch.residual
     if residual == "post":
         before = "cross_norm" if "cross_norm" in names.norms else "attn_norm"
@@ -106,7 +106,7 @@ def _between(
 
 
 class Replay:
-    """What every block of one stack gave on one batch, so that a run need not compute the blocks before a part again.
+    """The outputs of every block of one stack on one batch, so a run can skip the blocks before a part.
 
     Holds the stream between blocks, and between attention and feed-forward, for one batch: twice as much memory as
     transformers' `output_hidden_states`.

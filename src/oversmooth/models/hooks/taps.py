@@ -32,7 +32,7 @@ NAME_OF = {"attn": "attention", "cross": "cross-attention", "ffn": "the feed-for
 
 
 class BlockTap:
-    """The hooks of one block. `x` is the residual stream as it stands."""
+    """The hooks of one block. `x` is the current residual stream."""
 
     def __init__(self, tap: "StackTap", position: int):
         self.tap = tap
@@ -272,7 +272,7 @@ class Restart(Protocol):
     """Called before every run of the model; with a chain, the run is checked too."""
 
     def __call__(self, chain: Chain | None = None, *, copies: bool | None = None) -> None:
-        """`copies`: from now on the stream is copied where it is held, for models that write into it."""
+        """`copies`: from now on the held stream is a copy, for models that write into it."""
 
 
 class StackTap:
@@ -313,7 +313,7 @@ class StackTap:
             self.handles.pop().remove()
 
     def own(self, h: Tensor) -> Tensor:
-        """The features to keep: copied where the blocks of this model write into the stream."""
+        """The features to keep: a copy if the blocks of this model write into the stream."""
         return h.clone() if self.copies else h
 
     def begin(self, block: str, x: Tensor) -> None:

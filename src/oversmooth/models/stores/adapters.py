@@ -29,8 +29,8 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
 PREFIX = "base_model.model."
 STARTS = ("gaussian", "orthogonal")
-"""Ways to begin (`init_lora_weights`, beside true and false) that leave the base weights alone; others change them, and the
-adapter's files do not hold what they changed."""
+"""Initialisations (`init_lora_weights`, besides true and false) that leave the base weights alone. Others change them, and
+the files of the adapter do not hold the changes."""
 FIELDS = frozenset(
     {
         *("peft_type", "task_type", "peft_version", "base_model_name_or_path", "revision", "auto_mapping"),
@@ -47,14 +47,14 @@ TASKS = ("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "F
 LAYER = re.compile(r".*?\.[^.]*\.(?P<number>\d+)\.")
 """The first number in a path, as peft looks for the layer."""
 WRAPPERS = ("model", "transformer", "backbone", "base_model", "roberta")
-"""Words that model classes put before the names of the Transformer inside them, beside the name of the family."""
+"""Prefixes that model classes put before the names of the Transformer inside them, besides the name of the family."""
 PARTS = ("encoder", "decoder", "vision", "text", "audio", "speech", "language", "image", "video")
 """Words that name a part of a model; a path without one means something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """What adapter_config.json says of the formula, and of where it applies."""
+    """The formula in adapter_config.json, and the modules it applies to."""
 
     where: str
     rank: int
@@ -233,7 +233,7 @@ class Shift:
 
 
 def _shift_of(names: Collection[str], in_base: Collection[str], model_type: str, where: str) -> Shift:
-    """The one shift under which the base has every tensor that is named; raises where there is none, or more than one."""
+    """The one shift under which the base has every named tensor; raises if there is none or more than one."""
     if all(name in in_base for name in names):
         return Shift()
     words = {name.partition(".")[0] for name in (*names, *in_base) if "." in name}
@@ -260,7 +260,7 @@ def _shift_of(names: Collection[str], in_base: Collection[str], model_type: str,
 
 
 def _is_wrapper(front: str, model_type: str) -> bool:
-    """Whether a word stands in front of a whole model: every part of a model keeps its own name."""
+    """Whether a word is the prefix of a whole model; parts of a model keep their own names."""
     if front in WRAPPERS:
         return True
     family = model_type.replace("-", "_")
@@ -336,7 +336,7 @@ class AdaptedStore:
         self.names = [*base.names, *sorted(heads - set(base.names))]
 
     def _require_sound(self, path: str, parts: Mapping[str, str]) -> None:
-        """Raises unless the factors of a module are complete, and what the config says of them."""
+        """Raises unless the factors of a module are complete and agree with the config."""
         adapter = self._adapter
         for part, ending in (("A", A), ("B", B)):
             if part not in parts:
@@ -368,7 +368,7 @@ class AdaptedStore:
         return self._adapter.saves(name.rpartition(".")[0]) and not is_counted and not has_place
 
     def _require_stated(self, name: str, own: str, factors: Collection[str]) -> None:
-        """Raises for a whole saved tensor that the config does not speak of, or that has factors too."""
+        """Raises for a whole saved tensor that the config does not mention, or that also has factors."""
         path, _, tensor = name.rpartition(".")
         if tensor == "weight" and path in factors:
             raise self._broken(own, "either factors of this weight or the whole of it", "both")
@@ -402,7 +402,7 @@ class AdaptedStore:
         return made.T if is_transposed else made
 
     def _is_transposed(self, path: str, weight: Tensor, shape: tuple[int, int]) -> bool:
-        """Whether the base weight is (in, out): its shape says so, or the family where it is square, as peft sees it."""
+        """Whether the base weight is (in, out): by its shape or, if it is square, by its family, as in peft."""
         stored = tuple(weight.shape)
         if stored not in (shape, shape[::-1]):
             raise self._broken(path, f"two factors of a weight of the shape {stored}", f"factors of {shape}")
@@ -421,7 +421,7 @@ class AdaptedStore:
         return BrokenFile(f"{self._adapter.where}: {name}", expected, found, advice)
 
     def stored_as(self, name: str) -> str | None:
-        """What was done to a weight, in words; `None` where nothing was."""
+        """How a weight was changed, in words; `None` if it was not."""
         inner = getattr(self._base, "stored_as", lambda _: None)(name)
         return f"{inner or 'the base'} with an adapter" if name in self._pairs else inner
 
@@ -479,7 +479,7 @@ def is_adapted(module: nn.Module) -> bool:
 
 
 def is_replaced(module: nn.Module) -> bool:
-    """Whether a module stands for another that was trained as a whole (`modules_to_save`)."""
+    """Whether a module replaces another that was trained as a whole (`modules_to_save`)."""
     return isinstance(getattr(module, "original_module", None), nn.Module) and hasattr(module, "modules_to_save")
 
 

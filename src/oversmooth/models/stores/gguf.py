@@ -286,7 +286,7 @@ def gguf_parts(path: Path) -> tuple[Path, ...]:
 
 
 def _require_whole(paths: Sequence[Path], metadata: Sequence[dict[str, Any]], found: int) -> None:
-    """What each part says of the split must fit the others: its number, their count, and how many tensors there are."""
+    """The metadata of all parts must agree: the number of each, their count, and the number of tensors."""
     for number, (path, said) in enumerate(zip(paths, metadata, strict=True)):
         for key, expected in (("split.no", number), ("split.count", len(paths)), ("split.tensors.count", found)):
             if said.get(key) != expected:

@@ -22,7 +22,7 @@ KEPT = "_oversmooth_kept"
 
 
 def kept_elsewhere(owner: nn.Module, attribute: str) -> Tensor | None:
-    """A tensor that the module does not hold: kept by us, or by accelerate (`device_map`); `None` where nobody has it."""
+    """A tensor that the module does not hold: kept by us or by accelerate (`device_map`); `None` if neither has it."""
     read = owner.__dict__.get(KEPT, {}).get(attribute)
     if read is not None:
         return read()
@@ -49,7 +49,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def plain(owner: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """The tensor itself, or what it stands for where its class quantises; in float32 then."""
+    """The tensor itself; if its class quantises, the dequantised values in float32."""
     kind = type(tensor).__name__
     if kind == "Params4bit":
         return _four_bits(name, tensor)
@@ -59,7 +59,7 @@ def plain(owner: nn.Module, name: str, tensor: Tensor) -> Tensor:
 
 
 def is_quantised(tensor: Tensor) -> bool:
-    """Whether a live tensor stands for other numbers than it holds."""
+    """Whether a live tensor holds quantised numbers."""
     return type(tensor).__name__ in ("Params4bit", "Int8Params") or _has_own_floats(tensor)
 
 
@@ -203,7 +203,7 @@ def refuse_extra_tokens(module: nn.Module) -> None:
 def bare_attention(module: nn.Module) -> tuple[Arch, ...]:
     """Declarations of torch's self-attention modules by themselves, for a model that could not be run to find more.
 
-    Their weights are read as PyTorch lays them out; what stands around them is not known. Cross-attention of torch's
+    Their weights are read as PyTorch lays them out; nothing is known of the modules around them. Cross-attention of torch's
     decoder layers is left out.
     """
     crossing = {id(part.multihead_attn) for part in module.modules() if isinstance(part, nn.TransformerDecoderLayer)}

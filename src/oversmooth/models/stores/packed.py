@@ -31,7 +31,7 @@ GPTQ_PARTS = (".qzeros", ".scales", ".g_idx")
 def gptq(settings: Settings) -> Packing:
     """`(code - zero) * scale`, packed along the input; `g_idx` says to which group each input channel belongs.
 
-    Files of the format `gptq` store zeros less one, those of `gptq_v2` as they are.
+    Files of the format `gptq` store zeros minus one, those of `gptq_v2` store zeros unchanged.
     """
     bits = settings.integer("bits", BITS)
     version = settings.word("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
@@ -121,7 +121,7 @@ OF_127 = 7.874015718698502e-3
 
 
 def bitsandbytes(settings: Settings) -> tuple[Packing, ...]:
-    """Both kinds at once: which one a weight has is seen from the tensors beside it."""
+    """Both kinds at once: the tensors beside a weight show which one it has."""
     if settings.get("load_in_8bit") not in (None, True, False):
         raise settings.unreadable("load_in_8bit", settings.get("load_in_8bit"), "true or false")
     four = Packing(
@@ -169,7 +169,7 @@ def _times_blocks(values: Tensor, largest: Tensor, block: int) -> Tensor:
 
 
 def _state(packed: PackedWeight) -> dict[str, Any]:
-    """What the library keeps beside the tensors as JSON in bytes: sizes, and the offset of nested values."""
+    """The JSON in bytes that the library stores beside the tensors: sizes, and the offset of nested values."""
     ending = next((ending for ending in STATES.values() if packed.has(ending)), None)
     if ending is None:
         raise packed.broken(".weight.quant_state", f"a state of {' or '.join(STATES)}", "none")
@@ -219,7 +219,7 @@ def _float8(words: str, scale: str, block: tuple[int, int] | None) -> Packing:
 
 
 def _scaled_float8(packed: PackedWeight, scale: str, block: tuple[int, int] | None) -> Tensor:
-    """Codes times scales; -1 stands for the whole length of an axis, and no block for the whole matrix."""
+    """Codes times scales; in a block, -1 means the whole axis; no block means the whole matrix."""
     codes = packed.matrix(".weight", *FLOAT8)
     shape = (codes.shape[0], codes.shape[1])
     rows, columns = (size if size > 0 else whole for size, whole in zip(block or (-1, -1), shape, strict=True))

@@ -18,7 +18,7 @@ CHECK_CONFIG = "Check that quantization_config in config.json belongs to these w
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """The tensors of one packed weight, read when they are asked for; whatever does not fit is a `BrokenFile`."""
+    """The tensors of one packed weight, read on demand; mismatches raise `BrokenFile`."""
 
     where: str
     path: str
@@ -79,7 +79,7 @@ class Packing:
     words: str
     """What it is, for provenance and messages."""
     marker: str
-    """Ending of the tensor that only packed weights have; what stands before it is the module's path."""
+    """Ending of the tensor that only packed weights have; the part before it is the module's path."""
     parts: tuple[str, ...]
     """Endings of tensors that belong to packed weights and are no tensors of the model."""
     dequantise: Callable[[PackedWeight], Tensor]
@@ -180,7 +180,7 @@ def unpack_fp4(packed: UInt8[Tensor, "*batch bytes"]) -> Float[Tensor, "*batch v
 
 
 def powers_of_two(exponents: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """E8M0: one byte is an exponent with bias 127; 255 stands for NaN."""
+    """E8M0: one byte is an exponent with bias 127; 255 is NaN."""
     found = torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
     return found.masked_fill(exponents == 255, torch.nan)
 

@@ -61,7 +61,7 @@ class QuantisedStore:
         return found
 
     def stored_as(self, name: str) -> str | None:
-        """How a weight is packed, in words; `None` where it is not."""
+        """How a weight is packed, in words; `None` if it is not."""
         return self._packed[name][0].words if name in self._packed else None
 
     def files(self) -> tuple[FileFacts, ...]:
@@ -100,7 +100,7 @@ READERS: Mapping[str, Callable[[Settings], Packing | tuple[Packing, ...]]] = {
 
 
 def unpacked(store: TensorStore, config: Mapping[str, Any], where: str, *, is_in_out: bool = False) -> TensorStore:
-    """The store itself where nothing is packed, or one that dequantises what is; raises where that cannot be exact."""
+    """The store itself, or one that dequantises packed weights; raises if that cannot be exact."""
     found = quantisation_of(config)
     if found is None:
         name = next((name for name in store.names if is_packed_name(name)), None)

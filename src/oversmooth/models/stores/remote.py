@@ -54,11 +54,11 @@ class AddressedFolder(ABC):
 
     @abstractmethod
     def _size(self, address: str) -> int | None:
-        """Bytes of a file, where that is known without reading it; raises `FileNotFoundError` where there is none."""
+        """Size of a file if known without reading it; raises `FileNotFoundError` if there is no such file."""
 
     @abstractmethod
     def _open(self, address: str) -> RangedFile:
-        """The file; raises `FileNotFoundError` where there is none."""
+        """The file; raises `FileNotFoundError` if there is none."""
 
 
 # --- rate limits, waits and counters of the requests of one piece of work ---
@@ -229,7 +229,7 @@ def _unavailable(label: str, error: BaseException) -> RemoteUnavailable:
 # --- files behind `http(s)://`, by byte ranges: every answer is checked against what was asked ---
 
 ANSWER_SECONDS = 20.0
-"""How long one read may take in all, retries included, beside the time of its bytes at the slowest speed."""
+"""How long one read may take, retries included, on top of the time for its bytes at the slowest speed."""
 SILENCE_SECONDS = 12.0
 """How long a server may say nothing before the connection is given up."""
 SLOWEST_BYTES_PER_SECOND = 64 * 2**10
@@ -244,7 +244,7 @@ class _StorageGone(Exception):
 
 
 class HttpFolder(AddressedFolder):
-    """A folder behind a web address; it cannot be listed, and nothing is downloaded but the ranges asked for."""
+    """A folder behind a web address. It cannot be listed; only the requested ranges are downloaded."""
 
     def __init__(self, url: str, headers: dict[str, str] | None = None, *, query: str = ""):
         try:
@@ -267,7 +267,7 @@ class HttpFolder(AddressedFolder):
         self._traffic = current_traffic()
 
     def sha256_of(self, name: str) -> str | None:
-        """Hash of a file, where the server told it when it was asked for its size, as the hub does of large files."""
+        """Hash of a file if the server sent it with the size, as the hub does for large files."""
         return self._hashes.get(self._address(name))
 
     def _open(self, address: str) -> RangedFile:
@@ -276,7 +276,7 @@ class HttpFolder(AddressedFolder):
         return RangedFile(address, size, lambda start, stop: self._fetch(address, start, stop, size), gap=gap)
 
     def _size(self, address: str) -> int:
-        """The size of a file, asked for once; raises `FileNotFoundError` where there is none."""
+        """The size of a file, requested once; raises `FileNotFoundError` if there is none."""
         if address not in self._sizes:
             until = time.monotonic() + self._patience(0)
             try:
@@ -360,7 +360,7 @@ class HttpFolder(AddressedFolder):
         return answer
 
     def _remember(self, address: str, answer: Any) -> None:
-        """Where the file really is, and what the hub says of it on the way there."""
+        """Remembers where the file really is, and its hash and commit if the hub sent them."""
         first = answer.history[0] if answer.history else answer
         if found := LINKED_SHA256.fullmatch(first.headers.get("X-Linked-Etag", "").strip()):
             self._hashes[address] = found["sha256"]
@@ -369,7 +369,7 @@ class HttpFolder(AddressedFolder):
             self._storage[address] = str(answer.url)
 
     async def _announced_size(self, address: str, until: float) -> tuple[int | None, int]:
-        """What a HEAD request says, and its status; no size where it is refused, compressed or silent about it."""
+        """Size and status from a HEAD request; no size if the request is refused or the file is compressed."""
         async with await self._request("HEAD", address, until) as answer:
             length = answer.headers.get("Content-Length", "")
             if answer.status != 200 or _encoding(answer) or not re.fullmatch(r"\d{1,18}", length):
@@ -393,7 +393,7 @@ def _sooner(until: float, count: int) -> float:
 
 
 def _check_range(address: str, answer: Any, start: int, stop: int, size: int) -> None:
-    """Raises unless the answer is exactly the bytes that were asked for; a whole file may come as one."""
+    """Raises unless the answer is exactly the requested bytes; a whole file may come without a range."""
     _check_encoding(address, answer)
     asked = f"bytes {start} to {stop - 1} of {size} were asked for"
     if answer.status == 200:
@@ -476,7 +476,7 @@ class FsspecFolder(AddressedFolder):
 
 
 def hub_folder(repo: str, revision: str | None = None, subfolder: str = "") -> HttpFolder:
-    """A model repository on the Hugging Face hub, read by byte ranges with the user's own token where there is one."""
+    """A model repository on the Hugging Face hub, read by byte ranges, with the user's token if there is one."""
     try:
         import huggingface_hub
         from huggingface_hub.errors import HFValidationError
@@ -494,7 +494,7 @@ def hub_folder(repo: str, revision: str | None = None, subfolder: str = "") -> H
 
 
 def _headers() -> dict[str, str]:
-    """Who asks, and the user's token unless it is not to be sent by itself.
+    """User agent and the user's token, unless implicit tokens are switched off.
 
     huggingface_hub's own headers also name the agent that a program runs in, and ask the hub for a list of agents first:
     a request outside the rate limiter.

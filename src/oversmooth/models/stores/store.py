@@ -81,7 +81,7 @@ class ReadLog:
 # --- folders of checkpoints behind one interface, local or remote: which files there are ---
 
 SMALL_FILE_BYTES = 200 * 2**20
-"""Largest file beside the weights that counts as one of theirs."""
+"""Largest file beside the weights that belongs to the model."""
 LARGEST_JSON = 32 * 2**20
 """Largest config or index that is read; parsed, JSON takes twenty times its own size."""
 

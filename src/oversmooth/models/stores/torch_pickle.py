@@ -83,7 +83,7 @@ def _walked(path: Path, file: "io.BytesIO | _Bounded") -> list[tuple[str, int]]:
 
 
 class _Bounded:
-    """Reads from a file never more than it holds, whatever is asked for: Python makes room first and reads then."""
+    """Never reads more from a file than it holds: Python allocates memory before it reads."""
 
     def __init__(self, file: BinaryIO):
         self._file, self._size = file, os.fstat(file.fileno()).st_size
@@ -137,7 +137,7 @@ class _Looking(pickle._Unpickler):  # the one in Python, whose memory no index i
     def __init__(self, file: "io.BytesIO | _Bounded"):
         super().__init__(file)
         self.storages: list[tuple[str, int]] = []
-        """Key and bytes, as often as they are named."""
+        """Key and bytes, once for each time they are named."""
 
     def find_class(self, module: str, name: str) -> type[_Inert]:
         return type(name, (_NeverCalled if name in NEVER_CALLED else _Inert,), {})
