@@ -4,7 +4,7 @@ The aim: of all model types that can be built small and have softmax self-attent
 (equal-token identity below 1e-4 in float32) or refused for a reason of mathematics. The table says how far that is true:
 what could not be built or run here is counted as such, with the reason.
 
-Writes `src/oversmooth/models/families_table.json`, which `oversmooth list architectures` and the docs show. Goes on where it was
+Writes `src/oversmooth/models/families_table.json`, which `oversmooth list` and the docs show. Goes on where it was
 stopped: rows of the same versions are kept. Names of types, libraries or states on the command line are examined again.
 Every model runs in a process of its own with limits on time and memory; what meets a limit is reported as such.
 Run: make families
