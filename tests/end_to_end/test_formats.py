@@ -18,10 +18,10 @@ OWN = {
 SHOWN = {
     "inspect": "| layer | rho_dc |",
     "verify": "| stack | layer | error | tokens |",
-    "measure": "| depth | place | cosine |",
+    "measure": "| layer | mean cosine | change |",
     "predict": "| layer | one pass | measured |",
     "loss": "causal language: loss",
-    "ablate": "| layer | removed | loss grows by |",
+    "ablate": "| layer | attention | feed-forward | block |",
     "prune": "removed blocks 1 of 2",
     "edit": "| layer | H moved |",
     "edit-curve": "| strength | loss |",

@@ -39,9 +39,9 @@ def test_a_smoothed_model_breaks_the_rule_at_its_layer_and_attention_is_to_blame
     assert [breach.depth for breach in result.breaches if breach.rule == "max_cosine"] == [2, 3]
     first = result.breaches[0]
     assert first.sub_block == "attention"
-    assert first.words.startswith("layer 1: cosine is 0.9")
-    assert "allowed is at most 0.9; its attention smooths most (-" in first.words
-    assert first.words.endswith("in log HFC/LFC at unit length)")
+    assert first.sub_block_change > 0
+    assert first.words.startswith("after layer 1: mean cosine is 0.9")
+    assert "at most 0.9 is allowed; in that layer, attention raises it most (+" in first.words
     assert osm.GateResult.from_dict(result.to_dict(), where="here") == result
 
 
@@ -67,12 +67,12 @@ def test_the_command_ends_with_one_beyond_the_limits_and_writes_for_machines(fol
     xml = tmp_path / "gate.xml"
     bad = oversmooth("gate", folders / "smooth", "--rule", "max_cosine=0.9", "--junit", xml, "--github")
     assert bad.returncode == 1
-    assert bad.stdout.startswith("max_cosine: layer 1: cosine is 0.9")
+    assert bad.stdout.startswith("max_cosine: after layer 1: mean cosine is 0.9")
     assert bad.stdout.endswith("failed: 2 breaches\n")
-    assert "::error title=oversmooth gate max_cosine::layer 1: cosine" in bad.stderr
+    assert "::error title=oversmooth gate max_cosine::after layer 1: mean cosine" in bad.stderr
     suite = ElementTree.parse(xml).getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
-    assert suite.find("testcase/failure").get("message").startswith("layer 1: cosine is 0.9")
+    assert suite.find("testcase/failure").get("message").startswith("after layer 1: mean cosine is 0.9")
     rules = tmp_path / "gate.toml"
     rules.write_text("[rules]\nmax_cosine = 0.9\n")
     told = oversmooth("gate", folders / "smooth", "--rules", rules, "--json")
@@ -120,8 +120,7 @@ def test_the_exit_code_of_a_model_trained_on_digits_is_zero_and_of_its_smoothed_
     assert (good.returncode, good.stdout) == (0, "passed\n"), good.stderr
     bad = oversmooth("gate", digits / "smooth", *words)
     assert bad.returncode == 1, bad.stderr
-    assert "max_cosine: layer 5: cosine is 0.9" in bad.stdout
-    assert "its attention smooths most" in bad.stdout
+    assert "max_cosine: after layer 5: mean cosine is 0.9" in bad.stdout
 
 
 def test_the_log_of_a_run_is_held_to_limits_too(tmp_path):
@@ -136,9 +135,9 @@ def test_the_log_of_a_run_is_held_to_limits_too(tmp_path):
     done = oversmooth("gate", log, "--max-loss-increase", 0.3, "--max-cosine", 0.95, "--rule", "min_hfc_lfc=0.1")
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
-        "max_cosine: layer 0: cosine is 0.97, allowed is at most 0.95",
-        "min_hfc_lfc: the run: hfc_lfc has no value, allowed is at least 0.1",
-        "max_loss_increase: the run: loss_increase is 0.4, allowed is at most 0.3",
+        "max_cosine: after layer 0: mean cosine is 0.97, at most 0.95 is allowed",
+        "min_hfc_lfc: the run: hfc_lfc has no value, at least 0.1 is allowed",
+        "max_loss_increase: the run: loss_increase is 0.4, at most 0.3 is allowed",
         "failed: 3 breaches",
     ]
 

@@ -84,12 +84,25 @@ def test_csv_and_parquet_hold_the_same_rows(measured):
     assert set(frame["data_sha256"]) == {result.data.sha256}
 
 
-def test_the_table_names_places_and_the_attribution():
+def test_the_table_has_a_row_per_layer_and_the_answer_comes_last():
     done = oversmooth("measure", "--max-samples", 4)
     assert done.returncode == 0, done.stderr
-    for word in ("embedding", "attn_sum", "ffn_norm", "cosine", "attention", "feed-forward", "norms"):
-        assert word in done.stdout.lower()
+    for word in ("input", "mean cosine", "attention", "its norm", "feed-fwd", "token_norm"):
+        assert word in done.stdout
+    last = done.stdout.rpartition("all-MiniLM-L6-v2  ")[2]
+    for word in ("Tokens stay distinct: this model does not oversmooth.", "How sure", "oversmooth gate --max-cosine"):
+        assert word in last
     assert "\x1b" not in done.stdout
+
+
+def test_with_null_the_same_architecture_untrained_stands_beside_it():
+    done = oversmooth("measure", "--max-samples", 4, "--null")
+    assert done.returncode == 0, done.stderr
+    assert "untrained" in done.stdout
+    done = oversmooth("measure", "--max-samples", 4, "--null", "--pairs", "--json", "--metrics", "cosine,between")
+    found = Measurement.from_dict(json.loads(done.stdout))
+    assert len(found.untrained[0].levels) == len(found.pairs) == 7
+    assert found.answer.between is not None
 
 
 def test_shared_layers_show_one_row_per_pass():

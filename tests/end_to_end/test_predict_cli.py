@@ -146,6 +146,7 @@ def test_the_table_shows_the_theorem_the_ladder_and_the_verdict(text):
             "0 asymptotic",
             "5 token scale",
             "measured",
+            "without norm",
             "sign right",
             "rank corr.",
         ),

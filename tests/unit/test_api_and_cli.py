@@ -39,7 +39,8 @@ ONLY_COMMAND = {
         ("json", "csv", "parquet", "output", "format", "save", "figures", "tables", "junit", "github", "page"), OUTPUT
     ),
     "run": "the page of a run, not of a model",
-    **dict.fromkeys(("max_cosine", "min_effective_rank_share", "rule"), "one entry of `rules`"),
+    **dict.fromkeys(("max_cosine", "max_between", "min_effective_rank_share", "rule"), "one entry of `rules`"),
+    "details": OUTPUT,
     **dict.fromkeys(("sharpen", "smooth"), "a word for an `interval`"),
     "lengths": "`measure_lengths`, with `predicts` for `predict`",
     "loss": "`edit_curve` at that one strength",

@@ -38,6 +38,7 @@ LAYERS = (
 
 LAYER: Mapping[str, int] = {room: layer for layer, rooms in enumerate(LAYERS) for room in rooms}
 CONVENIENCE = {
+    ("results.answer", "output.figures"),
     ("results.answer", "output.page"),
     ("results.base", "output.tables"),
     ("results.answer", "output.render"),

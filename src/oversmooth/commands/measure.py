@@ -98,9 +98,10 @@ def measure(
             autocompletion=completion.values("prefix_tokens"),
         ),
     ] = "keep",
-    null: Annotated[
-        bool, typer.Option("--null", help="Also measure the same architecture untrained, and pairs of tokens.")
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Also measure how the cosines of all pairs of tokens are spread.")
     ] = False,
+    null: Annotated[bool, typer.Option("--null", help="Also measure the same architecture untrained.")] = False,
     lengths: Lengths = None,
     page: LengthsPage = None,
     *,
@@ -116,7 +117,7 @@ def measure(
     require_writable(page)
     names = tuple(metrics.split(",")) if metrics else DEFAULT_METRICS
     if lengths is not None or page is not None:
-        others = {"--at": at != "stream", "--prefix-tokens": prefix_tokens != "keep", "--null": null}
+        others = {"--at": at != "stream", "--prefix-tokens": prefix_tokens != "keep", "--null": null, "--pairs": pairs}
         require_alone(others)
         over_lengths(
             target,
@@ -136,7 +137,7 @@ def measure(
             metrics=names,
             at=at if "," not in at else at.split(","),
             prefix_tokens=prefix_tokens,
-            pairs=null,
+            pairs=pairs,
             null=null,
             progress=progress,
             **load,

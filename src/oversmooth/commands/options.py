@@ -46,7 +46,7 @@ VALUES: dict[str, tuple[str, ...]] = {
             "effective_rank",
         ),
         *("effective_rank_share", "stable_rank", "token_norm", "token_norm_spread", "largest_norm", "massive"),
-        *("matrix_entropy", "high_frequency"),
+        *("matrix_entropy", "high_frequency", "between"),
         *("influence", "angular_distance", "contribution", "alignment", "ceiling", "influence_smoothing"),
         *("influence_shared", "influence_differing", "undone"),
         *("attention_entropy", "effective_tokens", "sink_rate", "attention_rank"),

@@ -41,7 +41,9 @@ def test_a_rule_that_is_broken_often_enough_in_a_row_stops_the_run_once():
                 return step
         return -1
 
-    with pytest.warns(CollapseWarning, match=r"Collapse at step 6: max_cosine is broken, layer 1: cosine is 0\.9"):
+    with pytest.warns(
+        CollapseWarning, match=r"Collapse at step 6: max_cosine is broken, after layer 1: mean cosine is 0\.9"
+    ):
         stopped_at = loop()
     assert stopped_at == 6
     assert [breach.rule for breach in monitor.broken] == ["max_cosine"]

@@ -395,9 +395,10 @@ def test_one_large_common_vector_is_told_by_every_verb(tmp_path):
     with pytest.warns(UserWarning, match="cosine"):
         osm.Monitor(model, batches, rules={"max_cosine": 0.5}).step()
     analysis = osm.analyze(model, batches)
-    assert "The feed-forward smooths" in (words := text_of(analysis, tmp_path))
-    assert "Mean cosine goes from 0.00 to 1.00" in words
-    assert headline(analysis).startswith("Smoother with depth")
+    answer = analysis.answer
+    assert answer.who.title == "Feed-forward draws tokens together"
+    assert "nearly all of each token is one shared offset" in answer.headline
+    assert answer.headline in text_of(analysis, tmp_path)
 
 
 def text_of(analysis, folder):
