@@ -31,7 +31,8 @@ def test_the_card_holds_results_that_the_hub_reads(saved):
     (cosine,) = [result.metric_value for result in results if result.metric_type == "cosine"]
     assert cosine == pytest.approx(last, rel=1e-5)
     assert "## Oversmoothing" in card.read_text()
-    assert f"| mean cosine between tokens | {analysis.measurement.curve('cosine')[0].mean:.3f} |" in card.read_text()
+    assert f"\n{analysis.answer.headline}\n" in card.read_text()
+    assert f"- Where: **{analysis.answer.where.title}**" in card.read_text()
 
 
 def test_a_report_for_pull_requests_is_markdown(saved, tmp_path, monkeypatch):

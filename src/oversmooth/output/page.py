@@ -80,6 +80,9 @@ LIMITS = (
 )
 
 
+NOT_MEASURED = "Nothing was measured, and weights alone do not say whether a model oversmooths."
+
+
 def page_of(analysis: Analysis, answers: Sequence[Answer] | None = None) -> Page:
     """The whole report: the card of the headline's stack, other stacks in brief, and three parts that a reader opens."""
     answers = answers_of(analysis) if answers is None else answers
@@ -94,8 +97,8 @@ def page_of(analysis: Analysis, answers: Sequence[Answer] | None = None) -> Page
     page = Page(
         title=f"oversmooth: {short_name(target)}",
         eyebrow=short_name(target),
-        verdict="Nothing was measured, and weights alone do not say whether a model oversmooths.",
-        summary=headline(analysis),
+        verdict=headline(analysis) if analysis.measurement is not None else NOT_MEASURED,
+        summary=headline(analysis) if analysis.measurement is None else "",
         facts=_facts(analysis),
         sections=tuple(section for section in sections if section is not None),
     )

@@ -21,6 +21,7 @@ from oversmooth.environment.files import write_whole
 from oversmooth.environment.markdown import code_text, line_text, plain_text, table_text
 from oversmooth.errors import BadValue, MissingDependency, OversmoothError
 from oversmooth.output.blocks import FOOTER, Block, Card, Figure, Items, Page, Pair, Table, Words
+from oversmooth.output.card import told_of
 from oversmooth.output.charts import FONT, HALF, WIDTHS, HeatMap, style, svg, variables
 from oversmooth.results import Analysis, Measurement
 from oversmooth.results.answer import Told
@@ -232,8 +233,9 @@ def model_index(analysis: Analysis, name: str) -> str:
 def card_section(analysis: Analysis) -> str:
     """What a reader of the card should know, and how to repeat it."""
     parts = ["## Oversmoothing", line_text(headline(analysis))]
+    if (answer := analysis.answer) is not None:
+        parts += [line_text(answer.deck), _told(told_of(answer)[:3])]
     if analysis.measurement is not None:
-        parts.append(_over_depth(analysis.measurement))
         data = analysis.measurement.data
         sequences = f"{data.sequences} sequence{'s' * (data.sequences != 1)}"
         parts.append(f"Measured on {sequences}, {data.tokens:,} tokens: {plain_text(data.description)}.")
@@ -241,16 +243,6 @@ def card_section(analysis: Analysis) -> str:
     made = f"Made with oversmooth {plain_text(version)}"
     parts.append(made + (f": {code_text(analysis.command)}." if analysis.command else "."))
     return "\n\n".join(parts) + "\n"
-
-
-def _over_depth(measurement: Measurement) -> str:
-    """First, middle and last block."""
-    rows = []
-    for metric in [name for name, _ in measurement.definitions if name in SHOWN]:
-        curve = [point.mean for point in measurement.curve(metric) if point.mean is not None]
-        if curve:
-            rows.append([SHOWN[metric], *(f"{curve[i]:.3f}" for i in (0, len(curve) // 2, -1))])
-    return table_text(["", "embedding", "half way", "after the last block"], rows)
 
 
 def _last(measurement: Measurement) -> dict[str, float]:

@@ -264,7 +264,7 @@ def _spread_words(*groups: RunGroup) -> str:
 def _who_words(group: RunGroup, plain: RunGroup) -> str:
     """The kind of sub-block that pulls most against the intention, compared with the plain runs."""
     mine, others = kind_changes(group), kind_changes(plain)
-    sign = -1.0 if group.runs[0].intends == "smoothing" else 1.0
+    sign = 1.0 if group.runs[0].intends == "smoothing" else -1.0
     against = {kind: sign * (mine[kind] - others.get(kind, 0.0)) for kind in mine}
     if not against:
         return ""
@@ -274,7 +274,7 @@ def _who_words(group: RunGroup, plain: RunGroup) -> str:
     own = mine.get("attention")
     attention = f", while its attention changes {signed(own)}" if own is not None and kind != "attention" else ""
     return (
-        f"Against it works {kind}: log(HFC/LFC) at unit length changes by {signed(mine[kind])} there, and by "
+        f"Against it works {kind}: the mean cosine changes by {signed(mine[kind])} there, and by "
         f"{signed(others.get(kind, 0.0))} in {plain.said}{attention}."
     )
 
@@ -287,9 +287,9 @@ def kind_changes(group: RunGroup) -> Mapping[str, float]:
 
 
 def _kinds(analysis: Analysis) -> dict[str, float]:
-    if analysis.measurement is None or not analysis.measurement.unit_attributions:
+    if analysis.measurement is None or not analysis.measurement.attributions:
         return {}
-    return {kind.part: kind.change for kind in analysis.measurement.unit_attributions[0].kinds}
+    return {kind.part: kind.change for kind in analysis.measurement.attributions[0].kinds}
 
 
 def token_scale(group: RunGroup) -> float | None:
@@ -327,8 +327,7 @@ def runs_page(runs: Sequence[TrainedRun]) -> Page:
     """Several runs: what became of them, whether they ended as intended, and their curves."""
     groups = grouped(runs)
     finished = [group for group in groups if any(run.analysis for run in group.runs)]
-    blocks: list[Block] = list(paired(figures_over_steps(runs)))
-    sections = [PageSection(id="steps", title="Over training", blocks=blocks)]
+    sections = [PageSection(id="steps", title="Over training", blocks=paired(figures_over_steps(runs)))]
     if finished:
         sections.insert(0, PageSection(id="depth", blocks=_depth_charts(finished)))
     sections.append(

@@ -35,12 +35,12 @@ def with_end(analysis, cosine, **kinds):
         dataclasses.replace(value, mean=cosine, standard_error=0.01) if value.metric == "cosine" else value
         for value in measurement.values
     )
-    first = measurement.unit_attributions[0]
+    first = measurement.attributions[0]
     changed = tuple(dataclasses.replace(k, change=kinds.get(k.part.replace("-", "_"), k.change)) for k in first.kinds)
     return dataclasses.replace(
         analysis,
         measurement=dataclasses.replace(
-            measurement, values=values, unit_attributions=(dataclasses.replace(first, kinds=changed),)
+            measurement, values=values, attributions=(dataclasses.replace(first, kinds=changed),)
         ),
     )
 
@@ -151,7 +151,7 @@ def test_a_variant_intends_what_its_eigenvalues_allow(variant, wanted):
 
 
 def judged(analysis, cosine, variant="sharpen", **kinds):
-    plain = with_end(analysis, 0.5, attention=0.1, feed_forward=-0.3)
+    plain = with_end(analysis, 0.5, attention=-0.1, feed_forward=0.3)
     other = with_end(analysis, cosine, **kinds)
     return intention_words(grouped([run(analysis=plain), run(variant, analysis=other)]))
 
@@ -163,18 +163,18 @@ def test_a_run_that_ended_as_intended_is_said_so(analysis):
 
 
 def test_a_run_that_ended_against_its_intention_is_said_why(analysis):
-    (text,) = judged(analysis, 0.8, attention=0.4, feed_forward=-1.2)
+    (text,) = judged(analysis, 0.8, attention=-0.4, feed_forward=1.2)
     assert text.startswith(
         "sharpen ended against its intention (sharpening): mean cosine 0.80 at the output, vanilla 0.50."
     )
-    assert "Against it works feed-forward: log(HFC/LFC) at unit length changes by -1.20 there, and by -0.30 in" in text
-    assert "while its attention changes +0.40" in text
+    assert "Against it works feed-forward: the mean cosine changes by +1.20 there, and by +0.30 in" in text
+    assert "while its attention changes -0.40" in text
 
 
 def test_the_token_scale_is_named_where_it_weakens_the_eigenvalues(analysis):
     layers = tuple(dataclasses.replace(layer, scale=5.0) for layer in analysis.prediction.layers)
     scaled = dataclasses.replace(analysis, prediction=dataclasses.replace(analysis.prediction, layers=layers))
-    (text,) = judged(scaled, 0.8, feed_forward=-1.2)
+    (text,) = judged(scaled, 0.8, feed_forward=1.2)
     assert "eigenvalues in [-1, 0], the paper's form, act divided by the token scale, 5.0 on average" in text
 
 
