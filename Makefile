@@ -49,7 +49,7 @@ public-api: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt -e '.[bench]'
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
-	$(BIN)/python benchmarks/readme_table.py
+	$(BIN)/python benchmarks/benchmarks_table.py
 
 # The table of what is covered, from every model type of transformers and family of timm; goes on where it was stopped.
 families: $(STAMP)

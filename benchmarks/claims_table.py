@@ -1,10 +1,10 @@
-"""The paper's claims at CPU scale, kept: verdicts, numbers, the manifest of every run, and their table in the README.
+"""The paper's claims at CPU scale, kept: verdicts, numbers, the manifest of every run, and their table in the docs.
 
 python benchmarks/claims_table.py            runs `oversmooth reproduce all`, an hour and a half on two quiet cores
 python benchmarks/claims_table.py FOLDER     keeps what such a run left in FOLDER
 python benchmarks/claims_table.py --judge    judges what is kept again, after a change of rules
-python benchmarks/claims_table.py --check    exit 1 where the README differs from what is kept
-python benchmarks/claims_table.py --write    put the table between the markers of the README
+python benchmarks/claims_table.py --check    exit 1 where docs/reproducibility.md differs from what is kept
+python benchmarks/claims_table.py --write    put the table between its markers there
 
 Weights, checkpoints and analyses of the runs are not kept: their manifests hold the commands that give the same bits.
 """
@@ -29,7 +29,7 @@ from oversmooth.recipes.run_folder import first_difference
 
 BESIDE = ("cifar10", "mini_bert")
 KEPT = harness.RESULTS / "claims"
-README = harness.ROOT / "README.md"
+PAGE = harness.ROOT / "docs" / "reproducibility.md"
 BLOCK = re.compile(r"(?<=<!-- claims -->\n).*?(?=<!-- /claims -->)", re.DOTALL)
 
 
@@ -113,7 +113,7 @@ def beside() -> list[str]:
         path = harness.RESULTS / f"{name}.json"
         for each in json.loads(path.read_text()).get("comparisons", ()) if path.exists() else ():
             cells = (each["comparison"], each["effect"], each["margin"], each["outcome"])
-            rows.append(f"| [{name}](benchmarks/results/{name}.md) | {' | '.join(map(str, cells))} |")
+            rows.append(f"| [{name}](../benchmarks/results/{name}.md) | {' | '.join(map(str, cells))} |")
     head = [
         "",
         "Beside them, with commands and protocols of their own, Holm's correction over the rows of a table:",
@@ -135,8 +135,8 @@ def block() -> str:
     runs = len(json.loads((KEPT / "runs.json").read_text()))
     lines += [
         "",
-        f"Scale: {scale}; run on {day}. [The page](benchmarks/results/claims/claims.md) has protocols and effects; all",
-        f"{runs} runs are kept with their [manifests](benchmarks/results/claims/runs.json).",
+        f"Scale: {scale}; run on {day}. [The page](../benchmarks/results/claims/claims.md) has protocols and effects; all",
+        f"{runs} runs are kept with their [manifests](../benchmarks/results/claims/runs.json).",
     ]
     return "\n".join(lines + beside()) + "\n"
 
@@ -144,13 +144,15 @@ def block() -> str:
 def main() -> None:
     words = sys.argv[1:]
     if words in (["--check"], ["--write"]):
-        text = README.read_text()
+        text = PAGE.read_text()
         changed, count = BLOCK.subn(lambda _: block(), text)
-        assert count == 1, "the README has one <!-- claims --> ... <!-- /claims --> block"
+        assert count == 1, "the page has one <!-- claims --> ... <!-- /claims --> block"
         if words == ["--write"]:
-            README.write_text(changed)
+            PAGE.write_text(changed)
         elif changed != text:
-            sys.exit("The claims in README.md are out of date: run python benchmarks/claims_table.py --write")
+            sys.exit(
+                "The claims in docs/reproducibility.md are out of date: run python benchmarks/claims_table.py --write"
+            )
     elif words == ["--judge"]:
         judge_again()
     elif words:

@@ -140,13 +140,33 @@ def test_shown_output_of_inspect_is_what_the_command_prints(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal, so that the width counts
     printed = re.sub(r"\x1b\[[\d;]*m", "", oversmooth("inspect").stdout)
     printed = [line.rstrip() for line in printed.splitlines()]
-    (shown,) = [block.body for block in blocks("README.md", "text") if block.body.startswith("$ oversmooth inspect\n")]
+    page = "docs/guides/diagnose.md"
+    (shown,) = [block.body for block in blocks(page, "text") if block.body.startswith("$ oversmooth inspect\n")]
     lines = [line.rstrip() for line in shown.splitlines()[1:]]
     first = printed.index(lines[0])
     assert printed[first : first + len(lines)] == lines
     saved = json.loads((RESULTS / "minilm_inspect.json").read_text())
     rho_dc = [f"{layer['plain']['rho_dc']:.3f}" for layer in saved["layers"]]
     assert rho_dc == [line.split()[1] for line in lines[3:]]
+
+
+def test_the_answer_in_the_readme_is_what_measure_prints(monkeypatch):
+    minilm()
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = [line.rstrip() for line in oversmooth("measure").stdout.splitlines()]
+    (shown,) = [block.body.splitlines() for block in blocks("README.md", "text")]
+    first = printed.index(shown[0])
+    assert printed[first : first + len(shown)] == shown
+
+
+def test_the_benchmarks_of_the_docs_are_those_of_their_files():
+    script = ROOT / "benchmarks" / "benchmarks_table.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_is_short():
+    assert len(text_of("README.md").splitlines()) <= 130
 
 
 # --- links ----------------------------------------------------------------------------------------------------------
@@ -259,7 +279,7 @@ def test_the_kept_claims_have_manifests():
     assert all(run["finished"] and run["sessions"] for run in runs.values())
 
 
-def test_the_readme_shows_the_kept_verdicts():
+def test_the_docs_show_the_kept_verdicts():
     script = ROOT / "benchmarks" / "claims_table.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

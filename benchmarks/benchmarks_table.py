@@ -1,8 +1,8 @@
-"""The table of benchmarks in the README, made from `results/*.json`: a number without a file behind it is not there.
+"""The table of benchmarks in the docs, made from `results/*.json`: a number without a file behind it is not there.
 
-python benchmarks/readme_table.py            print the table
-python benchmarks/readme_table.py --check    exit 1 where the README differs from it
-python benchmarks/readme_table.py --write    put it between the markers of the README
+python benchmarks/benchmarks_table.py            print the table
+python benchmarks/benchmarks_table.py --check    exit 1 where docs/benchmarks.md differs from it
+python benchmarks/benchmarks_table.py --write    put it between the markers of that page
 """
 
 import argparse
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 BLOCK = re.compile(r"(?<=<!-- benchmarks -->\n).*?(?=<!-- /benchmarks -->)", re.DOTALL)
 COLUMNS = ("claim", "ours", "alternative", "ratio", "file")
 
@@ -27,34 +27,36 @@ def table(results: Path = RESULTS) -> str:
             continue
         machines.add(f"{result['machine']}, {result['threads']} threads")
         cells = [result["claim"], result["ours"], result["alternative"], f"{result['ratio']:.3g}"]
-        link = f"[{path.stem}](benchmarks/results/{path.name})"
+        link = f"[{path.stem}](../benchmarks/results/{path.name})"
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in (*cells, link)) + " |")
     return "\n".join([*rows, "", f"Measured on: {'; '.join(sorted(machines))}.", ""])
 
 
 def with_table(text: str, block: str) -> str:
-    """The README with the block between its markers, which have to be there once."""
+    """The page with the block between its markers, which have to be there once."""
     changed, count = BLOCK.subn(lambda _: block, text)
     if count != 1:
-        sys.exit(f"expected one <!-- benchmarks --> ... <!-- /benchmarks --> block in {README.name}, found {count}")
+        sys.exit(f"expected one <!-- benchmarks --> ... <!-- /benchmarks --> block in {PAGE.name}, found {count}")
     return changed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The table of benchmarks in the README.")
+    parser = argparse.ArgumentParser(description="The table of benchmarks in the docs.")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--check", action="store_true", help="exit 1 where the README differs")
-    mode.add_argument("--write", action="store_true", help="update the README")
+    mode.add_argument("--check", action="store_true", help="exit 1 where the page differs")
+    mode.add_argument("--write", action="store_true", help="update the page")
     chosen = parser.parse_args()
     if not (chosen.check or chosen.write):
         print(table(), end="")
         return
-    text = README.read_text()
+    text = PAGE.read_text()
     changed = with_table(text, table())
     if chosen.write:
-        README.write_text(changed)
+        PAGE.write_text(changed)
     elif changed != text:
-        sys.exit("The benchmark table in README.md is out of date: run python benchmarks/readme_table.py --write")
+        sys.exit(
+            "The benchmark table in docs/benchmarks.md is out of date: run python benchmarks/benchmarks_table.py --write"
+        )
 
 
 if __name__ == "__main__":
