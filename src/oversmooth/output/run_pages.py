@@ -85,7 +85,7 @@ def _over_training(title: str, names: list[tuple[str, int]], points: Sequence[Po
     metric = title.rpartition("/")[2]
     words = TITLES.get(metric, metric)
     found = [value for row in values for value in row if value is not None] or [0.0]
-    low, high = (min(0.0, *found), 1.0) if metric == "cosine" else (min(found), max(found))
+    low, high = (0.0, 1.0) if metric == "cosine" else (min(found), max(found))
     has_both = metric != "cosine" and low < 0 < high
     ends = [value for value in values[-1] if value is not None]
     deepest = f"; the deepest goes from {ends[0]:.3g} to {ends[-1]:.3g}" if ends else ""
