@@ -11,6 +11,7 @@ osm.measure_lengths(target, lengths=(16, 64))   # the same texts cut to several 
 osm.gate(target, rules={"max_cosine": 0.95})   # does it keep within limits? for CI
 osm.open(target)        # loaded once for all of these: model = osm.open(target); model.measure(); model.predict()
 osm.analyze(target)     # all of it -> Analysis (.answer .save_html() .to_json() .to_pandas())
+osm.compare(a, b)       # two models on the same inputs: tokens of one text, and different texts
 osm.load(path)          # a result that was saved with result.save(path)
 osm.sharpen(model), osm.smooth(model), osm.constrain(model, low=..., high=...)   # in place, for training
 osm.apply(model, "attnscale"), osm.unapply(model)   # published interventions by name
@@ -32,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from oversmooth.environment.versions import cure_torchvision_on_import
 
 if TYPE_CHECKING:
-    from oversmooth.analysis import analyze
+    from oversmooth.analysis import analyze, compare
     from oversmooth.control.apply import apply, unapply
     from oversmooth.control.constrain import bake, constrain, sharpen, smooth
     from oversmooth.control.edit import edit
@@ -90,6 +91,7 @@ __all__ = [
     "analyze",
     "apply",
     "bake",
+    "compare",
     "constrain",
     "discover",
     "edit",
@@ -119,7 +121,7 @@ _HOMES = {
     "edit_curve": "oversmooth.worth.edit_curve",
     "prune": "oversmooth.worth.prune",
     "task_loss": "oversmooth.worth.task_loss",
-    "analyze": "oversmooth.analysis",
+    **dict.fromkeys(("analyze", "compare"), "oversmooth.analysis"),
     "discover": "oversmooth.models.verify",
     "edit": "oversmooth.control.edit",
     "gate": "oversmooth.measurement.gate",

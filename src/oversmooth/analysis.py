@@ -18,9 +18,12 @@ from oversmooth.data.batches import Batch, keep_mask
 from oversmooth.data.load import RunKeywords, opened
 from oversmooth.data.options import ReadingOptions
 from oversmooth.errors import (
+    BrokenFile,
     MissingDependency,
     NoAttentionMaps,
+    NoData,
     NotLive,
+    OtherModel,
     OversmoothError,
     UnknownTokens,
     WrongBatch,
@@ -35,8 +38,9 @@ from oversmooth.models.open import Target
 from oversmooth.models.source import Stack
 from oversmooth.models.verify import verify
 from oversmooth.prediction.predict import predict
-from oversmooth.results import Analysis, Missing, Progress, no_progress
+from oversmooth.results import Analysis, Comparison, Measurement, Missing, Progress, no_progress
 from oversmooth.results.measurement import OutputDrift
+from oversmooth.results.wording import compare_words, deck_words
 from oversmooth.spectra.inspect import inspect
 
 # --- `analyze`: one model, everything that can be known about it ---
@@ -106,6 +110,48 @@ def analyze(
         command=command,
         missing=tuple(missing),
     )
+
+
+Compared = Target | Analysis | Measurement
+
+
+def compare(
+    first: Compared, other: Compared, data: Iterable[Batch] | str | None = None, **options: Unpack[RunKeywords]
+) -> Comparison:
+    """What became of tokens of one input, and of different inputs, from one model to another.
+
+    Each is a model, which is measured, or a result that was measured on the same inputs (`osm.load(path)`).
+
+    >>> import torch, oversmooth as osm
+    >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    >>> found = osm.compare(model, model, [torch.randn(4, 10, 32)])
+    >>> found.first.output == found.other.output
+    True
+    """
+    given = data if data is None or isinstance(data, str) else list(data)
+    a, b = (_measured(each, given, options) for each in (first, other))
+    if a.data.sha256 != b.data.sha256:
+        raise OtherModel("hash of the inputs", a.data.sha256[:12], b.data.sha256[:12])
+    mine, theirs = a.answer, b.answer
+    if mine is None or theirs is None:
+        raise NoData(a.data.description, a.data.skipped)
+    names = (mine.model, theirs.model)
+    if names[0] == names[1]:
+        names = (f"{names[0]} (1)", f"{names[1]} (2)")
+    words = {"headline": compare_words(names, mine, theirs), "deck": deck_words(names, mine, theirs)}
+    return Comparison(names=names, first=mine, other=theirs, **words)
+
+
+def _measured(given: Compared, data: Any, options: RunKeywords) -> Measurement:
+    """What is compared of a model, or of a result."""
+    if isinstance(given, Analysis):
+        if given.measurement is None:
+            raise BrokenFile(
+                given.inspection.provenance.target, "a measurement", "weights only", "Analyse it with data."
+            )
+        return given.measurement
+    return given if isinstance(given, Measurement) else measure(given, data, metrics=("cosine", "between"), **options)
 
 
 def _begun(stage: Stage, name: str) -> Progress:

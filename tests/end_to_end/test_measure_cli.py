@@ -85,7 +85,7 @@ def test_csv_and_parquet_hold_the_same_rows(measured):
 
 
 def test_the_table_has_a_row_per_layer_and_the_answer_comes_last():
-    done = oversmooth("measure", "--max-samples", 4)
+    done = oversmooth("measure")
     assert done.returncode == 0, done.stderr
     for word in ("input", "mean cosine", "attention", "its norm", "feed-fwd", "token_norm"):
         assert word in done.stdout

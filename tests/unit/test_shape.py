@@ -35,6 +35,7 @@ NAMED_OTHERWISE = {
     "smooth": "control.constrain",
     "bake": "control.constrain",
     "analyze": "analysis",
+    "compare": "analysis",
     "discover": "models.verify",
     "load": "results.base",
     "measure_lengths": "prediction.lengths",

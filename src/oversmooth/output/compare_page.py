@@ -14,7 +14,17 @@ from oversmooth.output.sections import cosine_blocks
 from oversmooth.results import Analysis, TaskLoss
 from oversmooth.results.answer import PART_NAMES, Answer, Told
 from oversmooth.results.measurement import OutputDrift
-from oversmooth.results.wording import YARDSTICK, change_words, first_large, level, short_name
+from oversmooth.results.reading import SEEN
+from oversmooth.results.wording import (
+    YARDSTICK,
+    change_words,
+    compare_words,
+    deck_words,
+    first_large,
+    level,
+    moves,
+    short_name,
+)
 
 # --- what models cost, beside what they do to features: the part of a comparison that losses fill ---
 
@@ -73,50 +83,6 @@ def losses_words(names: Sequence[str], analyses: Sequence[Analysis], losses: Seq
 def _output(analysis: Analysis) -> float | None:
     answers = answers_of(analysis)
     return answers[0].output if answers else None
-
-
-# --- sentences about two models ---
-
-SEEN = 0.05
-"""A move that counts: the smallest step that a gauge shows."""
-
-
-def _moves(before: float, after: float) -> int:
-    """1 for more alike, -1 for more distinct, 0 for about the same."""
-    return 0 if abs(after - before) < SEEN else 1 if after > before else -1
-
-
-def compare_words(names: Sequence[str], first: Answer, other: Answer) -> str:
-    """What happened to tokens of one text, and to different texts; joined by `but` where they disagree."""
-    a, b = names
-    tokens = _moves(first.output, other.output)
-    said = {1: "tokens end more alike", -1: "tokens end more distinct", 0: "tokens end about as alike"}[tokens]
-    few = _few(first, other)
-    head = f"{'in' if few else 'In'} {b} {said} {'as' if tokens == 0 else 'than'} in {a}"
-    if first.between is None or other.between is None:
-        return f"{few}{head}."
-    texts = _moves(first.between[1], other.between[1])
-    tail = {
-        1: "different inputs look more alike",
-        -1: "different inputs are told apart better",
-        0: "different inputs stay as they were",
-    }
-    joined = f"{head}, {'but' if tokens != texts else 'and'} {tail[texts]}."
-    return f"{few}{joined}"
-
-
-def _few(*answers: Answer) -> str:
-    """What makes a headline say less."""
-    return "" if all(answer.interval is not None for answer in answers) else "On these few inputs: "
-
-
-def deck_words(names: Sequence[str], first: Answer, other: Answer) -> str:
-    a, b = names
-    ends = f"{level(first.output)} in {a}, {level(other.output)} in {b}"
-    text = f"Mean cosine between tokens of one input at the output: {ends}."
-    if first.between is not None and other.between is not None:
-        text += f" Between different inputs: {level(first.between[1])} and {level(other.between[1])}."
-    return text
 
 
 def _where(names: Sequence[str], first: Answer, other: Answer) -> Told:
@@ -184,13 +150,13 @@ def _sure(first: Answer, other: Answer) -> Told:
 
 
 def _now(names: Sequence[str], targets: Sequence[str], first: Answer, other: Answer) -> Told:
-    texts = _moves(first.between[1], other.between[1]) if first.between and other.between else 0
+    texts = moves(first.between[1], other.between[1]) if first.between and other.between else 0
     if texts > 0:
         return Told(
             title=f"Check {names[1]} on a task that tells inputs apart before you use it.",
             command=f"oversmooth compare {targets[0]} {targets[1]} --loss",
         )
-    if other.state == "collapsed" or _moves(first.output, other.output) > 0:
+    if other.state == "collapsed" or moves(first.output, other.output) > 0:
         return Told(title="See what it costs.", command=f"oversmooth compare {targets[0]} {targets[1]} --loss")
     return Told(
         title="Nothing got worse. Keep it so in CI:",

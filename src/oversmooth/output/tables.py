@@ -18,6 +18,7 @@ from oversmooth.environment.files import write_whole
 from oversmooth.output.console import MarkdownConsole, new_table, show_heading, writes_markdown
 from oversmooth.results import (
     Analysis,
+    Comparison,
     Control,
     DataFacts,
     EndOfDepth,
@@ -950,8 +951,20 @@ def _show_analysed(result: Analysis) -> None:
     show_analysis(result)
 
 
+def _show_compared(result: Comparison) -> None:
+    console, table = open_console(), new_table()
+    console.print(escape(result.headline), style="bold")
+    console.print(escape(result.deck))
+    for name in ("layer", *result.names, "difference"):
+        table.add_column(escape(name), justify="right", no_wrap=True)
+    for row in result.rows():
+        table.add_row(row["layer"], level(row["first"]), level(row["other"]), change_words(row["difference"]))
+    console.print(table)
+
+
 SHOWS: Mapping[type, Callable[[Any], None]] = {
     Analysis: _show_analysed,
+    Comparison: _show_compared,
     Measurement: _show_measured,
     Inspection: lambda result: show_inspection(result, heads=False),
     Prediction: show_prediction,

@@ -4,7 +4,7 @@ Conventions, everywhere: a complex number is a pair `(real, imaginary)`; a numbe
 `Missing` entry beside it says why; nothing is ever NaN. Every top-level result carries a `Provenance`.
 """
 
-from oversmooth.results.answer import Analysis
+from oversmooth.results.answer import Analysis, Comparison
 from oversmooth.results.base import (
     SCHEMA_VERSION,
     Complex,
@@ -88,6 +88,7 @@ __all__ = [
     "Asymptotic",
     "Attribution",
     "Breach",
+    "Comparison",
     "Complex",
     "Control",
     "DataFacts",

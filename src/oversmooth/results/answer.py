@@ -121,6 +121,37 @@ class Answer:
     now: Told
 
 
+# --- two models ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Comparison(SavedResult):
+    """The answers of two models on the same inputs."""
+
+    kind: ClassVar[str] = "comparison"
+    names: tuple[str, str]
+    first: Answer
+    other: Answer
+    headline: str
+    """What became of tokens of one input, and of different inputs."""
+    deck: str
+
+    def rows(self) -> list[Row]:
+        """One flat row per depth: the mean cosine in both; none where the models differ in depth."""
+        labels = [[point.label for point in answer.points] for answer in (self.first, self.other)]
+        if labels[0] != labels[1]:
+            return []
+        pairs = zip(self.first.points, self.other.points, strict=True)
+        return [{"layer": a.label, "first": a.mean, "other": b.mean, "difference": b.mean - a.mean} for a, b in pairs]
+
+    def __repr__(self) -> str:
+        ends = f"mean cosine {self.first.output:.2f} and {self.other.output:.2f}"
+        return f"<Comparison of {self.names[0]} and {self.names[1]}: {ends}>"
+
+    def _title(self) -> str:
+        return f"{self.names[0]} and {self.names[1]}"
+
+
 # --- everything about one model ---
 
 

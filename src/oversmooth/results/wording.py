@@ -792,6 +792,47 @@ def _layer_list(layers: Sequence[int]) -> str:
     return f"layer{'s' if len(layers) > 1 else ''} {', '.join(runs)}"
 
 
+# --- sentences about two models ---
+
+
+def moves(before: float, after: float) -> int:
+    """1 for more alike, -1 for more distinct, 0 for about the same."""
+    return 0 if abs(after - before) < SEEN else 1 if after > before else -1
+
+
+def compare_words(names: Sequence[str], first: Answer, other: Answer) -> str:
+    """What happened to tokens of one text, and to different texts; joined by `but` where they disagree."""
+    a, b = names
+    tokens = moves(first.output, other.output)
+    said = {1: "tokens end more alike", -1: "tokens end more distinct", 0: "tokens end about as alike"}[tokens]
+    few = _few(first, other)
+    head = f"{'in' if few else 'In'} {b} {said} {'as' if tokens == 0 else 'than'} in {a}"
+    if first.between is None or other.between is None:
+        return f"{few}{head}."
+    texts = moves(first.between[1], other.between[1])
+    tail = {
+        1: "different inputs look more alike",
+        -1: "different inputs are told apart better",
+        0: "different inputs stay as they were",
+    }
+    joined = f"{head}, {'but' if tokens != texts else 'and'} {tail[texts]}."
+    return f"{few}{joined}"
+
+
+def _few(*answers: Answer) -> str:
+    """What makes a headline say less."""
+    return "" if all(answer.interval is not None for answer in answers) else "On these few inputs: "
+
+
+def deck_words(names: Sequence[str], first: Answer, other: Answer) -> str:
+    a, b = names
+    ends = f"{level(first.output)} in {a}, {level(other.output)} in {b}"
+    text = f"Mean cosine between tokens of one input at the output: {ends}."
+    if first.between is not None and other.between is not None:
+        text += f" Between different inputs: {level(first.between[1])} and {level(other.between[1])}."
+    return text
+
+
 # --- what removing parts costs ---
 
 CHEAPEST = 3

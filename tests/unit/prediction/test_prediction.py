@@ -23,6 +23,7 @@ from oversmooth.prediction.verdicts import (
     agreements,
     carrying_step_of,
     layer_verdict,
+    repeated_words,
     repetition_words,
     stack_verdict,
 )
@@ -116,6 +117,20 @@ def test_what_is_not_known_is_undecided_with_its_bounds(monkeypatch):
         assert "undecided" in text
         assert f"{layer.plain.rho_ac_low:.4g} and {layer.plain.rho_ac_high:.4g}" in text
     assert "3 would be undecided" in found.verdict[1].text
+
+
+def test_layers_that_would_smooth_are_counted_with_their_norms(found):
+    """Not `6 of 6 would smooth`, and far below `4 of 6 would sharpen with the norm behind them`: the layer has that norm."""
+    first = found.layers[0]
+    sharpens = dataclasses.replace(first.plain, view="folded", regime="sharpening")
+    layers = [dataclasses.replace(first, acting="plain", regime="smoothing", folded=sharpens)] * 2
+    layers.append(dataclasses.replace(first, acting="plain", regime="smoothing", folded=None))
+    layers = [dataclasses.replace(each, plain=dataclasses.replace(each.plain, regime="smoothing")) for each in layers]
+    assert repeated_words(layers) == (
+        "iterated at fixed attention with their norms, of 3 layers 2 would sharpen, 1 would smooth; "
+        "without the norm after the sum, 3 would smooth."
+    )
+    assert "without" not in repeated_words(layers[2:])
 
 
 # --- words ----------------------------------------------------------------------------------------------------------

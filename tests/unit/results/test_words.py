@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import oversmooth as osm
+from oversmooth.errors import OtherModel
 from oversmooth.output.tables import ANSWER_LINES, answer_lines, show_ablation, show_measurement
 from oversmooth.results.changes import Ablation, Loss, Removal
 from oversmooth.results.wording import ablation_words, change_words, dominating_words, findings, headline, level
@@ -173,3 +174,32 @@ def test_ablate_names_the_cheapest_and_the_dearest_part_of_each_kind(capsys):
 
 def test_ablate_of_parts_that_cannot_be_removed_says_so():
     assert ablation_words(ablation(removal(0, "attention", None))) == ["No part could be removed."]
+
+
+# --- two models ---
+
+
+def test_an_edit_that_sharpens_tokens_and_makes_texts_alike_is_told_with_both():
+    """MiniLM sharpened: tokens 0.33 to 0.10, different texts 0.06 to 0.64."""
+    before = measured(attribution([0.07, 0.2, 0.33]), between=(0.46, 0.06))
+    after = measured(attribution([0.07, 0.09, 0.10]), between=(0.46, 0.64))
+    found = osm.compare(before, after)
+    assert found.headline == (
+        "In a-model (2) tokens end more distinct than in a-model (1), but different inputs look more alike."
+    )
+    for piece in ("0.33 in a-model (1), 0.10 in a-model (2)", "Between different inputs: 0.06 and 0.64."):
+        assert piece in found.deck
+    assert [round(row["difference"], 2) for row in found.rows()] == [0.0, -0.11, -0.23]
+    assert found.headline in " ".join(str(found).split())
+    assert type(found).from_dict(found.to_dict()) == found
+
+
+def test_models_that_end_alike_are_not_called_smoother_because_they_start_elsewhere():
+    found = osm.compare(measured(attribution([0.1, 0.2, 0.33])), measured(attribution([0.3, 0.31, 0.34])))
+    assert found.headline == "In a-model (2) tokens end about as alike as in a-model (1)."
+
+
+def test_results_on_other_inputs_are_not_compared():
+    other = measured(attribution([0.1, 0.2]), data=dataclasses.replace(facts(20), sha256="11"))
+    with pytest.raises(OtherModel, match="hash of the inputs"):
+        osm.compare(measured(attribution([0.1, 0.2])), other)

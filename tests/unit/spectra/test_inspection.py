@@ -6,13 +6,11 @@ import weakref
 
 import pytest
 import torch
+from torch import nn
 
 from oversmooth.control.constrain import bake, sharpen
 from oversmooth.models.canonical import AttentionWeights
-from oversmooth.output.page import page_of
-from oversmooth.output.render import render
 from oversmooth.output.tables import show_inspection
-from oversmooth.results import Analysis
 from oversmooth.spectra import inspect as inspection
 from oversmooth.spectra.inspect import in_order, inspect
 from oversmooth.surveys.rows import rows_of
@@ -146,12 +144,21 @@ def test_only_rounding_is_a_tie(rho, expected):
     assert inspection._tendency(rho) == pytest.approx(expected, rel=1e-4)
 
 
-def test_neither_is_said_in_table_page_and_survey(capsys):
+def test_neither_is_said_in_table_and_survey(capsys):
     found = inspect(sharpened_vit())
     show_inspection(found, heads=False)
     assert "0 of 3 layers are above 0, 3 at 0, where it does neither" in " ".join(capsys.readouterr().out.split())
-    page = render(page_of(Analysis(inspection=found)))
-    assert "of 3 to neither" in page
-    assert "= tends to neither" in page
     row = dict(rows_of(found, {"target": "sharp"}))["model"]
     assert (row["sharpening_share"], row["smoothing_share"]) == (0.0, 0.0)
+
+
+def test_a_weight_that_is_zero_but_for_rounding_is_not_negative():
+    """A norm whose only weight below zero is -1.5e-09 has no negative weights."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    with torch.no_grad():
+        model.layers[0].norm1.weight[0] = -1.5e-9
+        model.layers[0].norm2.weight[0] = -0.1
+    shares = {norm.role: norm.negative_share for norm in inspect(model).layers[0].norms}
+    assert shares["attn_norm"] == 0.0
+    assert shares["ffn_norm"] == pytest.approx(1 / 8)
