@@ -579,17 +579,17 @@ def _chart(chart: Chart, width: Pixels, *, again: bool) -> tuple[str, Pixels]:
             parts.append(legend)
             top = bottom + below + drop + 6
     under = bottom + 17
-    shown = thinned([(x_of(value), text) for value, text in chart.x.ticks])
-    parts += [lettering(_kept(x, text, width), under, text, "f-soft c") for x, text in shown]
+    parts += _labels([(x_of(value), text) for value, text in chart.x.ticks], under, width)
     parts.append(lettering((left + right) / 2, under + LINE, chart.x.title, "f-soft c") if chart.x.title else "")
     end = under + (LINE if chart.x.title else 0) + 6 + below
     return "".join(parts) + _hits(chart.notes, x_of, (left, right, first, bottom), again=again), end
 
 
-def _kept(x: Pixels, text: str, width: Pixels) -> Pixels:
-    """The middle of a label, moved inside the picture."""
-    half = text_width(text) / 2
-    return min(max(x, half), width - half)
+def _labels(ticks: Sequence[tuple[Pixels, str]], y: Pixels, width: Pixels) -> list[str]:
+    """Below an axis, inside the picture, as many as do not touch."""
+    halves = [text_width(text) / 2 for _, text in ticks]
+    kept = [(min(max(x, half), width - half), text) for (x, text), half in zip(ticks, halves, strict=True)]
+    return [lettering(x, y, text, "f-soft c") for x, text in thinned(kept)]
 
 
 def _spacing(axis: Axis) -> Pixels:
@@ -660,8 +660,7 @@ def _heat_map(heat: HeatMap, width: Pixels, *, again: bool) -> tuple[str, Pixels
     parts += [lettering(left - 6, top + (k + 0.5) * cell + 4.5, name, "f-soft e") for k, name in shown_rows]
     under = bottom + 16
     columns_named = [(x_of(k + 0.5), shortened(name, 0.3 * width)) for k, name in enumerate(heat.columns)]
-    shown = thinned(columns_named)
-    parts += [lettering(_kept(x, name, width), under, name, "f-soft c") for x, name in shown]
+    parts += _labels(columns_named, under, width)
     if heat.column_title:
         under += LINE
         parts.append(lettering((left + right) / 2, under, heat.column_title, "f-soft c"))
@@ -744,8 +743,7 @@ def _effects(figure: EffectChart, width: Pixels) -> tuple[str, Pixels]:
         top += 13
     for value, _ in figure.x.ticks:
         parts.append(_rule(x_of(value), first, x_of(value), top, "soft" if value == 0 else "line"))
-    shown = thinned([(x_of(value), text) for value, text in figure.x.ticks])
-    parts += rows + [lettering(_kept(x, text, width), top + 16, text, "f-soft c") for x, text in shown]
+    parts += [*rows, *_labels([(x_of(value), text) for value, text in figure.x.ticks], top + 16, width)]
     if figure.x.title:
         parts.append(lettering((8 + right) / 2, top + 16 + LINE, figure.x.title, "f-soft c"))
     return "".join(parts), top + 24 + (LINE if figure.x.title else 0)

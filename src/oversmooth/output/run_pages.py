@@ -85,7 +85,7 @@ def _over_training(title: str, names: list[tuple[str, int]], points: Sequence[Po
     metric = title.rpartition("/")[2]
     words = TITLES.get(metric, metric)
     found = [value for row in values for value in row if value is not None] or [0.0]
-    low, high = (min(0.0, *found), 1.0) if metric == "cosine" else (min(found), max(found))
+    low, high = (0.0, 1.0) if metric == "cosine" else (min(found), max(found))
     has_both = metric != "cosine" and low < 0 < high
     ends = [value for value in values[-1] if value is not None]
     deepest = f"; the deepest goes from {ends[0]:.3g} to {ends[-1]:.3g}" if ends else ""
@@ -318,6 +318,8 @@ def _scale_words(group: RunGroup) -> str:
 
 # --- pages of training runs: one that is watched, or several side by side with what became of them ---
 
+MOST_MAPS = 6
+"""Variants with a heat map of their own."""
 SHOWN = 3
 """Variants that the headline has room for."""
 ACCURACY = ("eval_accuracy", "test_accuracy")
@@ -327,7 +329,8 @@ def runs_page(runs: Sequence[TrainedRun]) -> Page:
     """Several runs: what became of them, whether they ended as intended, and their curves."""
     groups = grouped(runs)
     finished = [group for group in groups if any(run.analysis for run in group.runs)]
-    sections = [PageSection(id="steps", title="Over training", blocks=paired(figures_over_steps(runs)))]
+    blocks = paired([*figures_over_steps(runs), *_cosine_maps(groups)])
+    sections = [PageSection(id="steps", title="Over training", blocks=blocks)]
     if finished:
         sections.insert(0, PageSection(id="depth", blocks=_depth_charts(finished)))
     sections.append(
@@ -341,6 +344,15 @@ def runs_page(runs: Sequence[TrainedRun]) -> Page:
         facts=tuple((group.words, _state_words(group)) for group in groups),
         sections=tuple(sections),
     )
+
+
+def _cosine_maps(groups: Sequence[RunGroup]) -> list[HeatMap]:
+    """The mean cosine of the first run of each variant, layers by steps."""
+    found = []
+    for k, group in enumerate(groups[:MOST_MAPS]):
+        maps = [heat for heat in smoothing_figures(group.runs[0].points) if heat.id.endswith("cosine")]
+        found += [replace(heat, id=f"{heat.id}-{k}", title=f"{heat.title}, {group.said}") for heat in maps[:1]]
+    return found
 
 
 def watched_page(runs: Sequence[TrainedRun]) -> Page:

@@ -206,6 +206,11 @@ def test_the_page_has_accuracy_beside_smoothing_and_a_row_per_run(analysis):
     table = page.sections[-1].blocks[0]
     assert [row[0].shown for row in table.rows] == ["vanilla, seed 0", "sharpen, seed 0", "sharpen, seed 1"]
     assert {"runs-cosine", "runs-hfc-lfc", "steps-loss"} <= {chart.id for chart in page.figures}
+    maps = {chart.id: chart.title for chart in page.figures if chart.id.startswith("training-")}
+    assert maps == {
+        "training-cosine-0": "Mean cosine between tokens, vanilla",
+        "training-cosine-1": "Mean cosine between tokens, sharpen",
+    }
 
 
 def test_a_watched_run_says_how_far_it_is_and_what_its_counts_count():
