@@ -116,9 +116,7 @@ def analyze(
 Compared = Target | Analysis | Measurement
 
 
-def compare(
-    first: Compared, other: Compared, data: Iterable[Batch] | str | None = None, **options: Unpack[RunKeywords]
-) -> Comparison:
+def compare(first: Compared, other: Compared, data: Data = None, **options: Unpack[RunKeywords]) -> Comparison:
     """What became of tokens of one input, and of different inputs, from one model to another.
 
     Each is a model, which is measured, or a result that was measured on the same inputs (`osm.load(path)`).
