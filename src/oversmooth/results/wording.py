@@ -203,6 +203,8 @@ def fact_words(reading: Reading, words: Nouns) -> str:
             if is_offset
             else f"all {tokens} are nearly the same {after}"
         )
+    if state == "crowded" and reading.total <= -SEEN:
+        return f"{tokens} are more alike on the way and end crowded"
     if state == "crowded":
         return f"{tokens} grow crowded" + (f", most of it in {few}" if (few := few_words(reading)) else "")
     return f"{tokens} stay distinct"
