@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # --- what all results share: provenance, missing values, the JSON round trip and small tables ---
 
-SCHEMA_VERSION = 1
-"""Raised by one whenever a field changes meaning or disappears; readers refuse anything newer."""
+SCHEMA_VERSION = 2
+"""Raised by one whenever a field changes meaning or disappears; readers refuse every other version."""
 
 Progress = Callable[[int, int], None]
 """Called with (done, in all) while long work goes on; 0 in all where the end is not known."""
@@ -127,13 +127,10 @@ class SavedResult:
         if type(schema) is not int or kind != cls.kind:
             found = f"kind {kind!r:.40} with schema {schema!r:.40}"
             raise BrokenFile(where, f"a result of kind {cls.kind!r}", found, "Open the right file.")
-        if schema > SCHEMA_VERSION:
-            raise BrokenFile(
-                where,
-                f"schema {SCHEMA_VERSION} or older",
-                f"schema {schema}, written by a newer oversmooth",
-                "Upgrade: pip install --upgrade oversmooth",
-            )
+        if schema != SCHEMA_VERSION:
+            is_newer = schema > SCHEMA_VERSION
+            age, advice = ("a newer", "Upgrade oversmooth.") if is_newer else ("an older", "Make the result again.")
+            raise BrokenFile(where, f"schema {SCHEMA_VERSION}", f"schema {schema}, written by {age} oversmooth", advice)
         try:
             # Strict, because pydantic would otherwise take the string "NaN" for a number.
             return TypeAdapter(cls).validate_json(json.dumps(body, allow_nan=False), strict=True)
