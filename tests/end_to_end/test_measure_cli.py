@@ -158,7 +158,7 @@ def image_model_with_text(folder):
     [
         (wrong_tokenizer, ("token ids below 99", "Use the tokenizer that belongs")),
         (empty_file, ("nothing to measure", "it is empty")),
-        (one_token_texts, ("square number", "17")),
+        (one_token_texts, ("must be a square", "17")),
         (image_model_with_text, ("images", "text file")),
         (lambda folder: [minilm(), "--data", folder / "absent"], ("expected a file or a folder", "none of that name")),
         (lambda folder: [minilm(), "--metrics", "cosin"], ("Close: cosine",)),

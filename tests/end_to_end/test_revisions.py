@@ -159,7 +159,7 @@ def test_a_folder_of_checkpoints_is_one_target_in_the_order_of_its_numbers(tmp_p
     for command in ("report", "compare"):
         done = oversmooth(command, tmp_path, "-o", page, "--max-samples", 2)
         assert done.returncode == 0, done.stderr
-        assert "over training" in page.read_text()
+        assert "Over 1000 steps the mean cosine" in page.read_text()
     assert steps_of(str(tmp_path / "checkpoint-500")) == ()
 
 

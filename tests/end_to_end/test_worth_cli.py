@@ -25,10 +25,11 @@ def on_ids(verb, model, *arguments):
 
 
 def test_an_ablation_is_a_table_of_losses_and_of_what_tells_them(model, tmp_path):
-    done = on_ids("ablate", model, "--csv", tmp_path / "rows.csv")
+    done = on_ids("ablate", model, "--csv", tmp_path / "rows.csv", "--details")
     assert (done.returncode, done.stderr) == (0, "")
     assert "whole model, causal language: loss" in done.stdout
     assert "rank correlation" in done.stdout
+    assert "rank correlation" not in on_ids("ablate", model).stdout
     rows = list(csv.DictReader((tmp_path / "rows.csv").read_text().splitlines()))
     assert [(row["layer"], row["part"]) for row in rows[:3]] == [
         ("0", "attention"),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -13,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from oversmooth.environment.markdown import line_text, table_text
-from oversmooth.results import Provenance
-from oversmooth.results.inspection import SurveyCounts
+
+if TYPE_CHECKING:  # importing every result takes as long as the help
+    from oversmooth.results import Provenance
+    from oversmooth.results.inspection import SurveyCounts
 
 
 def new_table() -> Table:
@@ -22,7 +24,7 @@ def new_table() -> Table:
     return Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
 
 
-def show_heading(console: Console, provenance: Provenance) -> None:
+def show_heading(console: Console, provenance: "Provenance") -> None:
     """The target, and of hybrids how many blocks have softmax attention."""
     console.print(escape(provenance.target), style="bold", soft_wrap=True)
     for share in provenance.hybrids:
@@ -113,7 +115,7 @@ def stages() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
 
 
 @contextmanager
-def survey_bar() -> Iterator[Callable[[SurveyCounts], None]]:
+def survey_bar() -> Iterator[Callable[["SurveyCounts"], None]]:
     """A bar on stderr, only where a person watches."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -125,7 +127,7 @@ def survey_bar() -> Iterator[Callable[[SurveyCounts], None]]:
         yield lambda counts: bar.update(task, completed=counts.done, total=counts.models, description=_line(counts))
 
 
-def _line(counts: SurveyCounts) -> str:
+def _line(counts: "SurveyCounts") -> str:
     fresh = counts.done - counts.earlier
     left = counts.seconds_left
     parts = [
@@ -139,7 +141,7 @@ def _line(counts: SurveyCounts) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def say_counts(counts: SurveyCounts, folder: str) -> str:
+def say_counts(counts: "SurveyCounts", folder: str) -> str:
     """The end of a survey in a few lines."""
     parts = {
         "read": counts.read,

@@ -90,18 +90,18 @@ def _largest_singular_value(value_map: ValueMap) -> float:
 def _sampled(value_map: ValueMap, seed: int) -> tuple[float, float]:
     """Mean and standard deviation of `log rho_dc` over random rotations.
 
-    `Q W_O = F B` with F a random orthonormal frame and B the triangular factor of `W_O`: no rotation of the model's width is
-    formed.
+    `Q W_O = F B` with F a random orthonormal frame and B the singular values and right vectors of `W_O`: no rotation of the
+    model's width is formed, and what `W_O` never writes, which LAPACK would stumble over, is left out.
     """
     generator = torch.Generator().manual_seed(seed)
-    triangular = torch.linalg.qr(value_map.left.double().cpu(), mode="r").R
-    right = value_map.right.double().cpu()
+    _, sizes, vectors = torch.linalg.svd(value_map.left.double().cpu(), full_matrices=False)
+    rank = int((sizes > value_map.size * torch.finfo(torch.float64).eps * sizes[0]).sum())
+    read = (sizes[:rank, None] * vectors[:rank]) @ value_map.right.double().cpu()
     found = []
     for _ in range(ROTATIONS):
-        drawn = torch.randn(value_map.size, triangular.shape[0], dtype=torch.float64, generator=generator)
-        frame, r = torch.linalg.qr(drawn)
-        core = (right @ (frame * r.diagonal().sign())) @ triangular  # without the signs the frame is not uniform
-        # With fewer channels than the width, some eigenvalues of the map are exactly 0: rho_dc is at least 1.
+        frame, r = torch.linalg.qr(torch.randn(value_map.size, rank, dtype=torch.float64, generator=generator))
+        core = read @ (frame * r.diagonal().sign())  # without the signs the frame is not uniform
+        # Below full rank some eigenvalues of the map are exactly 0: rho_dc is at least 1.
         found.append(math.log(max((1 + torch.linalg.eigvals(core)).abs().max().item(), 1.0)))
     values = torch.tensor(found, dtype=torch.float64)
     return values.mean().item(), values.std().item()

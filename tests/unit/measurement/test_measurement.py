@@ -10,6 +10,7 @@ import oversmooth as osm
 from oversmooth.errors import NoData, UnknownName, UserCodeFailed, WrongBatch
 from oversmooth.measurement.measure import measure
 from oversmooth.measurement.statistics import Running
+from oversmooth.output.charts import Fan, Line
 from oversmooth.results import Measurement
 from tests.contract.tiny_models import tiny_model
 
@@ -223,11 +224,11 @@ def test_the_same_data_have_the_same_hash_and_other_data_another(encoder):
 
 
 def test_a_plot_shows_the_curve_with_its_band(encoder):
-    figure = measure(encoder, batches()).plot("hfc_lfc")
-    (axes,) = figure.axes
-    assert axes.get_ylabel() == "hfc_lfc"
-    assert list(axes.lines[0].get_xdata()) == [0, 1, 2, 3]
-    assert len(axes.collections) == 1
+    (panel,) = measure(encoder, batches()).plot("hfc_lfc").figure.panels
+    (line,) = [mark for mark in panel.marks if isinstance(mark, Line)]
+    (band,) = [mark for mark in panel.marks if isinstance(mark, Fan)]
+    assert list(line.x) == list(band.x) == [0, 1, 2, 3]
+    assert all(low < value < high for low, value, high in zip(band.low, line.y, band.high, strict=True))
 
 
 def test_measure_and_inspect_identify_the_weights_by_the_same_hash(encoder):

@@ -92,9 +92,9 @@ def test_a_model_type_is_a_word(value, tmp_path):
         *(("architectures", value, "a list of names") for value in ({"a": 1}, "BertModel", [3])),
     ],
 )
-@pytest.mark.parametrize("verb", ["inspect", "measure", "verify", "discover"])
+@pytest.mark.parametrize("verb", ["inspect", "measure", "verify", "verify --print-declaration"])
 def test_a_field_that_decides_on_the_class_is_of_the_kind_that_is_expected(verb, key, value, expected, tmp_path):
-    done = oversmooth(verb, saved("bert", tmp_path, **{key: value}))
+    done = oversmooth(*verb.split(), saved("bert", tmp_path, **{key: value}))
     assert done.returncode == 2
     assert f"The field '{key}' of the config must be {expected}" in done.stderr
 

@@ -5,6 +5,7 @@ import torch
 
 import oversmooth as osm
 from oversmooth.errors import BadValue, NotSupported, WrongBatch
+from oversmooth.output.charts import Line
 from oversmooth.output.curve_pages import lengths_page
 from oversmooth.output.render import render
 from tests.contract.tiny_models import tiny_model
@@ -56,8 +57,9 @@ def test_padding_in_front_is_taken_off():
 
 def test_the_page_shows_curves_over_depth_and_over_length(curves):
     page = lengths_page(curves)
-    plots = [plot for block in page.sections[0].blocks for plot in block.plots]
-    assert [len(plot.figure["traces"]) for plot in plots] == [2, 1, 2, 1]
+    charts = [chart for pair in page.sections[0].blocks for chart in pair.charts]
+    lines = [[mark for panel in chart.panels for mark in panel.marks if isinstance(mark, Line)] for chart in charts]
+    assert [len(found) for found in lines] == [2, 1, 2, 1]
     assert page.verdict == curves.verdict
     assert "exponents-over-length" in render(page)
 

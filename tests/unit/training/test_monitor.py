@@ -8,6 +8,7 @@ from torch import nn
 
 import oversmooth as osm
 from oversmooth.errors import BadValue, BrokenFile
+from oversmooth.output.blocks import Pair
 from oversmooth.output.run_pages import training_page
 from oversmooth.results.runs import read_run
 from tests.contract.tiny_models import tiny_model
@@ -73,7 +74,8 @@ def test_the_file_has_one_line_per_measurement_and_becomes_a_page(encoder, tmp_p
     points = read_run(file)
     assert [point["step"] for point in points] == [0, 2, 4]
     page = training_page(file, points)
-    ids = [block.id for block in page.sections[0].blocks]
+    blocks = page.sections[0].blocks
+    ids = [chart.id for block in blocks for chart in (block.charts if isinstance(block, Pair) else (block,))]
     assert ids == [f"training-{name}" for name in ("cosine", "hfc-lfc", "rho-dc", "min-real", "max-real")]
 
 

@@ -7,6 +7,7 @@ import oversmooth as osm
 from oversmooth.control.edit import Change
 from oversmooth.control.projection import EigenvalueForm
 from oversmooth.errors import BadValue, MissingValue
+from oversmooth.output.charts import Line
 from oversmooth.results import EditPoint, Loss
 from oversmooth.worth.edit_curve import _judged
 from tests.unit.worth.test_task_loss import FEW, causal
@@ -86,5 +87,6 @@ def test_the_page_has_the_verdict_and_both_curves(curve):
     page = edit_curve_page(curve)
     assert page.verdict == curve.verdict
     (pair,) = page.sections[0].blocks
-    assert [len(plot.figure["traces"][0]["x"]) for plot in pair.plots] == [3, 3]
+    lines = [next(mark for mark in chart.panels[0].marks if isinstance(mark, Line)) for chart in pair.charts]
+    assert [len(line.x) for line in lines] == [3, 3]
     assert "loss-against-features" in render(page)
