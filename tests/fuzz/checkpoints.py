@@ -80,7 +80,8 @@ def _change_entry(rng: random.Random, header: dict[str, Any], size: int) -> None
     if not isinstance(entry, dict):
         header[name] = rng.choice(HOSTILE)
         return
-    start, stop = entry.get("data_offsets", (0, 0))
+    offsets = entry.get("data_offsets")
+    start, stop = offsets if isinstance(offsets, list) and len(offsets) == 2 else (0, 0)  # it may be hostile already
     match rng.randrange(8):
         case 0:
             entry["data_offsets"] = [start + rng.choice((-4, 4, 8)), stop]

@@ -90,7 +90,8 @@ class Adapter:
         start = config.get("init_lora_weights")
         if isinstance(start, str) and start not in STARTS:
             raise _unreadable(f"LoRA with init_lora_weights={start!r}", where, "it changes the base weights too")
-        bias = word(config, "bias") or "none"
+        bias = word(config, "bias")
+        bias = "none" if bias is None else bias
         if bias not in BIASES:
             raise BadConfig("bias", f"one of {', '.join(BIASES)}", repr(bias))
         found = cls(

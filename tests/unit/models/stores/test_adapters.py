@@ -15,7 +15,7 @@ from torch import nn
 
 import oversmooth as osm
 from oversmooth.control.edit import local_checkpoint
-from oversmooth.errors import BrokenFile, CannotControl, NotSupported, OversmoothError, TargetNotFound
+from oversmooth.errors import BadConfig, BrokenFile, CannotControl, NotSupported, OversmoothError, TargetNotFound
 from oversmooth.models.open import open_source
 from tests.command_line import oversmooth
 from tests.contract.tiny_models import tiny_model
@@ -149,6 +149,15 @@ def test_what_is_no_plain_lora_is_refused_by_its_name(change, words, tmp_path):
     assert done.returncode == 2
     assert words in " ".join(done.stderr.split())
     with pytest.raises(NotSupported, match=re.escape(words)):
+        osm.inspect(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("bias", ["", "some"])
+def test_a_bias_that_peft_does_not_know_is_refused(bias, tmp_path):
+    adapted("llama", tmp_path, **KINDS["LoRA"])
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"bias": bias}))
+    with pytest.raises(BadConfig, match="none, "):
         osm.inspect(tmp_path / "adapter")
 
 
