@@ -43,7 +43,7 @@ MOVED = 16
 OUTSIDE = 0.1
 """Share of the blocks' parameters that may act outside of all parts before a reading counts as partial."""
 
-Sample = Float[Tensor, " entry"]
+Sample = Float[Tensor, " _"]
 
 
 def sample_of(h: Tensor) -> Sample:
