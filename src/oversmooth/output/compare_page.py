@@ -124,16 +124,16 @@ def _where_inputs(names: Sequence[str], analyses: Sequence[Analysis], labels: Se
     return f" Different inputs: most in {place}, {said}."
 
 
-def _who(first: Answer, other: Answer) -> Told:
+def _who(names: Sequence[str], first: Answer, other: Answer) -> Told:
     mine, theirs = ({part.part: part.change for part in answer.parts} for answer in (first, other))
     moved = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in PART_NAMES if name in mine or name in theirs}
     if not moved or max(abs(value) for value in moved.values()) < SEEN / 5:
         return Told(title="No part differs.")
     name = max(moved, key=lambda part: abs(moved[part]))
     before, after = (change_words(found.get(name, 0.0)) for found in (mine, theirs))
-    title = f"{first_large(name)}: {before} before, {after} after."
+    title = f"{first_large(name)}: {before} in {names[0]}, {after} in {names[1]}."
     others = ", ".join(f"{part} {change_words(value)}" for part, value in moved.items() if part != name)
-    return Told(title=title, text=f"The others: {others}." if others else "")
+    return Told(title=title, text=f"Differences of the others: {others}." if others else "")
 
 
 def _sure(first: Answer, other: Answer) -> Told:
@@ -198,7 +198,7 @@ def _card(names: Sequence[str], analyses: Sequence[Analysis], answers: Sequence[
     inputs = _where_inputs(names, analyses, [point.label for point in first.points])
     told = (
         ("Where", replace(where, text=where.text + inputs)),
-        ("Who", _who(first, other)),
+        ("Who", _who(names, first, other)),
         ("How sure", _sure(first, other)),
         ("What now", _now(names, targets, first, other)),
     )

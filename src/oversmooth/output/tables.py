@@ -106,7 +106,8 @@ def gauge_lines(answer: Answer) -> list[str]:
     for band in BANDS:
         at = _column(max(band.start, 0.0))
         names = names[:at] + band.state + names[at + len(band.state) :]
-    return [f"  0 {''.join(marks)} 1   {answer.output:.2f} {answer.state}", f"    {names.rstrip()}"]
+    state = answer.state if answer.is_sure else f"{answer.state}, not sure"
+    return [f"  0 {''.join(marks)} 1   {answer.output:.2f} {state}", f"    {names.rstrip()}"]
 
 
 def _column(level: float) -> int:

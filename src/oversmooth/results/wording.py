@@ -282,7 +282,7 @@ def _pair_words(reading: Reading, words: Nouns) -> list[str]:
         return []
     low, high = last.quantiles[0], last.quantiles[-1]
     alike = "No pair is" if last.share_above == 0 else f"{_percent(last.share_above)} of pairs are"
-    wide = f", and 80% of them lie between {level(low)} and {level(high)}" if high - low >= 0.6 else ""
+    wide = f", and 80% of all pairs lie between {level(low)} and {level(high)}" if high - low >= 0.6 else ""
     return [f"{alike} above {level(reading.bands[-1].start)}{wide}."]
 
 
@@ -389,7 +389,7 @@ def who_of(reading: Reading) -> Told:
     for verb, side in ((("draws", "draw"), up), (("pushes", "push"), down)):
         names = [part.part for part in side if abs(part.change) >= NAMED * gross]
         if names:
-            whom = "them" if sides else "tokens"
+            whom = "them" if sides else NOUNS[reading.attribution.tokens][2]
             where = "together" if verb[0] == "draws" else "apart"
             sides.append(f"{_together(names)} {verb[len(names) > 1]} {whom} {where}")
     title = first_large("; ".join(sides)) if sides else "Many parts, each a little"
@@ -831,7 +831,7 @@ def deck_words(names: Sequence[str], first: Answer, other: Answer) -> str:
     ends = f"{level(first.output)} in {a}, {level(other.output)} in {b}"
     text = f"Mean cosine between tokens of one input at the output: {ends}."
     if first.between is not None and other.between is not None:
-        text += f" Between different inputs: {level(first.between[1])} and {level(other.between[1])}."
+        text += f" Between different inputs: {level(first.between[1])} in {a}, {level(other.between[1])} in {b}."
     return text
 
 

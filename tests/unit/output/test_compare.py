@@ -65,11 +65,11 @@ def test_what_was_not_measured_is_not_said_and_few_inputs_are():
 
 def test_where_and_who_name_the_largest_difference_and_its_numbers():
     first, other = minilm(), sharpened()
-    where, who = _where(NAMES, first, other), _who(first, other)
+    where, who = _where(NAMES, first, other), _who(NAMES, first, other)
     assert where.title == "Most in layer 5"
     assert where.text == "−0.23 of −0.23 between the two."
-    assert who.title == "Attention: +0.37 before, +0.14 after."
-    assert who.text.startswith("The others: norm after attention 0.00")
+    assert who.title == "Attention: +0.37 in MiniLM, +0.14 in sharp."
+    assert who.text.startswith("Differences of the others: norm after attention 0.00")
 
 
 def test_inputs_are_compared_in_pairs_and_too_few_are_said():

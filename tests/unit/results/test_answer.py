@@ -219,7 +219,7 @@ def test_the_deck_says_what_stands_beside_the_mean():
         "Of each token, about half (0.50) is shared with the other tokens of its text at the output, and about a third "
         "(0.34) at the input.",
         "Before the final norm it is 0.60.",
-        "3% of pairs are above 0.90, and 80% of them lie between 0.10 and 0.80.",
+        "3% of pairs are above 0.90, and 80% of all pairs lie between 0.10 and 0.80.",
         "An untrained copy goes from 0.30 to 0.90.",
         "Different texts look alike: their mean tokens have a cosine of 0.64.",
     ):

@@ -187,7 +187,10 @@ def test_an_edit_that_sharpens_tokens_and_makes_texts_alike_is_told_with_both():
     assert found.headline == (
         "In a-model (2) tokens end more distinct than in a-model (1), but different inputs look more alike."
     )
-    for piece in ("0.33 in a-model (1), 0.10 in a-model (2)", "Between different inputs: 0.06 and 0.64."):
+    for piece in (
+        "0.33 in a-model (1), 0.10 in a-model (2)",
+        "Between different inputs: 0.06 in a-model (1), 0.64 in a-model (2).",
+    ):
         assert piece in found.deck
     assert [round(row["difference"], 2) for row in found.rows()] == [0.0, -0.11, -0.23]
     assert found.headline in " ".join(str(found).split())
