@@ -33,6 +33,7 @@ from oversmooth.errors import (
 from oversmooth.measurement.measure import measure
 from oversmooth.measurement.metrics import DEFAULT_METRICS
 from oversmooth.measurement.moments import measurable
+from oversmooth.measurement.pairs import between_sequences
 from oversmooth.measurement.passes import Processed, open_live, pass_through
 from oversmooth.models.hooks.places import Place, on_stream
 from oversmooth.models.open import Target
@@ -244,15 +245,13 @@ def compared(first: States, second: States) -> OutputDrift:
         tokens=len(y),
         relative_distance=((changed - y).norm() / y.norm()).item(),
         cosine=F.cosine_similarity(y, changed, dim=1).mean().item(),
-        similarity=between_sequences(first),
-        other_similarity=between_sequences(second),
+        similarity=similarity_of(first),
+        other_similarity=similarity_of(second),
     )
 
 
-def between_sequences(states: States) -> float | None:
+def similarity_of(states: States) -> float | None:
     """Mean cosine between the mean tokens of different sequences; `None` where there is only one."""
     if len(states) < 2:
         return None
-    means = F.normalize(torch.stack([state.double().mean(0) for state in states]), dim=1)
-    count = len(means)
-    return ((means.sum(0).square().sum().item() - count) / (count * (count - 1))) if count > 1 else None
+    return between_sequences([F.normalize(torch.stack([state.double().mean(0) for state in states]), dim=1)]).mean

@@ -172,7 +172,7 @@ def _inspect_layer(
     value_map = plain_map(weights, dtype)
     plain = asked.spectrum(value_map)
     norm, asymmetry = (None, None) if asked.extremes else value_norm_and_asymmetry(value_map)
-    null = null_of(value_map, plain, seed=block.index, is_rim_only=asked.extremes)
+    null = null_of(value_map, plain, norm, seed=block.index)
     found = folded_map(weights, dtype, value_map)
     del value_map  # the largest thing in memory
     folded, folding = None, "no norm is known for this layer"

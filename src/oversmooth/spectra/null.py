@@ -26,13 +26,14 @@ PROBES = 64
 POWER_STEPS = 16
 
 
-def null_of(value_map: ValueMap, spectrum: Spectrum, *, seed: int, is_rim_only: bool) -> Null:
+def null_of(value_map: ValueMap, spectrum: Spectrum, norm: float | None, *, seed: int) -> Null:
     """Excess and positivity of a plain map, each with the spread that chance gives.
 
-    With `is_rim_only` only the extremes of the spectrum are known, and nothing may cost more than they did.
+    Without `norm(H)` only the extremes of the spectrum are known, and nothing may cost more than they did.
     """
     assert value_map.extra is None, "asked for a plain map, whose factors are all there is"
-    norm = _estimated_norm(value_map, seed) if is_rim_only else _norm(value_map)
+    is_rim_only = norm is None
+    norm = _estimated_norm(value_map, seed) if norm is None else norm
     if norm == 0.0 or spectrum.rho_dc == 0.0:
         why = "H is zero" if norm == 0.0 else "rho_dc is 0"
         return Null(why_no_excess=why, why_no_positivity=why)
@@ -66,14 +67,8 @@ def _positivity(value_map: ValueMap, spectrum: Spectrum, norm: float) -> tuple[f
     return sum(re for re, _ in spectrum.eigenvalues) / total, norm / math.sqrt(value_map.size) / total, ""
 
 
-def _norm(value_map: ValueMap) -> float:
-    """`norm(H)`, Frobenius, from the Gram matrices of the factors."""
-    left, right = value_map.left, value_map.right
-    return math.sqrt(((left.T @ left) * (right @ right.T)).sum().clamp(min=0).item())
-
-
 def _estimated_norm(value_map: ValueMap, seed: int) -> float:
-    """The same from what H does to random vectors: `E |H x|^2 = norm(H)^2`."""
+    """`norm(H)`, Frobenius, from what H does to random vectors: `E |H x|^2 = norm(H)^2`."""
     drawn = torch.randn(value_map.size, PROBES, generator=torch.Generator().manual_seed(seed))
     return math.sqrt(value_map.apply(drawn.to(value_map.left)).square().sum().item() / PROBES)
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from oversmooth.analysis import between_sequences, compared, output_drift
+from oversmooth.analysis import compared, output_drift, similarity_of
 from oversmooth.errors import WrongBatch
 
 
@@ -36,10 +36,10 @@ def test_an_edit_drifts_by_what_its_own_outputs_say():
     assert found.cosine == pytest.approx(torch.cosine_similarity(y, z, dim=-1).mean().item(), rel=1e-4)
 
 
-def test_similarity_between_sequences_is_that_of_their_mean_tokens():
+def test_similarity_similarity_of_is_that_of_their_mean_tokens():
     states = [torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 0.0]])]
-    assert between_sequences(states) == pytest.approx(1 / 3)
-    assert between_sequences(states[:1]) is None
+    assert similarity_of(states) == pytest.approx(1 / 3)
+    assert similarity_of(states[:1]) is None
     assert compared(states[:1], states[:1]).similarity is None
 
 

@@ -10,7 +10,7 @@ from oversmooth.results.wording import weights_words
 from oversmooth.spectra import null as module
 from oversmooth.spectra.null import null_of
 from oversmooth.spectra.spectrum import spectrum
-from oversmooth.spectra.value_map import ValueMap
+from oversmooth.spectra.value_map import ValueMap, value_norm_and_asymmetry
 from tests.unit.results.test_results import PROVENANCE
 
 
@@ -28,9 +28,10 @@ def rotated(value_map, seed):
     return ValueMap(left=(q * r.diagonal().sign()) @ value_map.left, right=value_map.right)
 
 
-def of(value_map, **options):
+def of(value_map, *, is_rim_only=False):
     found = spectrum(value_map, full=True, only_extremes=False)
-    return null_of(value_map, found, **{"seed": 0, "is_rim_only": False, **options})
+    norm = None if is_rim_only else value_norm_and_asymmetry(value_map)[0]
+    return null_of(value_map, found, norm, seed=0)
 
 
 @pytest.mark.parametrize("channels", [192, 96, 48])
@@ -106,7 +107,7 @@ def test_what_has_no_value_has_a_reason():
     assert low_rank.excess is None
     assert "stable rank" in low_rank.why_no_excess
     only_rim = spectrum(drawn(d=400, channels=400), full=False, only_extremes=True)
-    assert null_of(drawn(d=400, channels=400), only_rim, seed=0, is_rim_only=True).why_no_positivity
+    assert null_of(drawn(d=400, channels=400), only_rim, None, seed=0).why_no_positivity
 
 
 def inspection(*positivities, is_causal=False):
