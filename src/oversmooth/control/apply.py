@@ -16,7 +16,7 @@ from oversmooth.control.interventions import BranchScale, ContraNorm, LayerNormS
 from oversmooth.control.selection import RULE_PREFIX, Chosen, Layers, choose, without_exact_place
 from oversmooth.errors import CannotControl, UnknownName, user_code
 from oversmooth.models.canonical import AttentionWeights
-from oversmooth.models.open import open_source
+from oversmooth.models.open import open_to_change
 from oversmooth.models.source import Stack, provenance_of
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.store import ReadLog
@@ -273,9 +273,8 @@ def apply(
     kind = rules[name]
     if unknown := sorted(set(options) - set(kind.options)):
         raise UnknownName(f"option of {name}", unknown[0], kind.options)
-    source = open_source(model)
-    store, log = source.store, ReadLog(source.store)
-    assert isinstance(store, ModuleStore), "an open module is read through a ModuleStore"
+    source, store = open_to_change(model)
+    log = ReadLog(store)
     stacks = source.stacks()
     chosen = choose(stacks, layers, stack)
     first = {id(each.stack): FirstValues() for each in chosen}

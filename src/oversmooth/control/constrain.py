@@ -39,7 +39,7 @@ from oversmooth.control.selection import (
 )
 from oversmooth.errors import CannotControl, UnknownName
 from oversmooth.models.canonical import AttentionWeights
-from oversmooth.models.open import open_source
+from oversmooth.models.open import open_to_change
 from oversmooth.models.source import Declaration, provenance_of
 from oversmooth.models.stores.module import ModuleStore
 from oversmooth.models.stores.store import ReadLog
@@ -148,9 +148,8 @@ def constrain(
         raise UnknownName("init", init, INITS)
     if scale not in SCALES:
         raise UnknownName("scale", scale, SCALES)
-    source = open_source(model, arch=arch)
-    store, log = source.store, ReadLog(source.store)
-    assert isinstance(store, ModuleStore), "an open module is read through a ModuleStore"
+    source, store = open_to_change(model, arch=arch)
+    log = ReadLog(store)
     stacks = source.stacks()
     chosen = choose(stacks, layers, stack)
     require_ordinary("An interval of eigenvalues", chosen, store)

@@ -51,6 +51,7 @@ from oversmooth.models.stores.store import (
     read_small,
 )
 from oversmooth.models.stores.torch_pickle import PickleStore
+from oversmooth.models.wrappers import is_envoy, require_inside, unwrapped
 from oversmooth.results import Provenance
 
 # --- how a model is opened and run: the options of every function that takes a target ---
@@ -194,14 +195,17 @@ class OpenedModel:
         self.load = LoadOptions(**load)
         self.source = _source(target, self.load)
         self._kept: dict[str, Any] = {}
-        if (tokenizer := getattr(target, "tokenizer", None)) is not None and not isinstance(target, nn.Module):
-            self._kept["tokenizer"] = (tokenizer, "")  # of a pipeline
+        if self.source.module is not target and (tokenizer := getattr(target, "tokenizer", None)) is not None:
+            self._kept["tokenizer"] = (
+                tokenizer,
+                "",
+            )  # of a pipeline, a bridge of TransformerLens or a model of nnsight
         self.alone = RLock()
         """Held by a function while it runs the model: hooks of two runs on one module would see each other's passes."""
         if self.is_own:
             assert self.source.module is not None
             self.alone = _LOCKS.setdefault(self.source.module, self.alone)
-        self._can_change = isinstance(target, nn.Module | HasModel)
+        self._can_change = isinstance(target, nn.Module | HasModel | Envoy)
         self._modules: dict[str | None, nn.Module] = {}
         self._hashes: dict[str | None, WeightsHash] = {}
 
@@ -285,13 +289,20 @@ class OpenedModel:
 
 
 @runtime_checkable
+class Envoy(Protocol):
+    """A model of nnsight: not a module, but around one."""
+
+    _module: nn.Module
+
+
+@runtime_checkable
 class HasModel(Protocol):
     """A pipeline of transformers: a model, and the tokenizer or processor in front of it."""
 
     model: nn.Module
 
 
-Target = str | Path | nn.Module | Mapping[str, Any] | HasModel | Source | OpenedModel
+Target = str | Path | nn.Module | Mapping[str, Any] | HasModel | Envoy | Source | OpenedModel
 """What a user can point at; an opened model is one too."""
 
 
@@ -328,6 +339,15 @@ def open_source(target: Target, **load: Unpack[LoadKeywords]) -> Source:
     return _source(target, LoadOptions(**load))
 
 
+def open_to_change(model: nn.Module, **load: Unpack[LoadKeywords]) -> tuple[Source, ModuleStore]:
+    """Opens a module that is changed in place, and what its tensors are read through."""
+    source = open_source(model, **load)
+    assert source.module is not None
+    assert isinstance(source.store, ModuleStore)
+    require_inside(model, source.module)
+    return source, source.store
+
+
 def _source(target: Target, load: LoadOptions) -> Source:
     require_target(target)
     if isinstance(target, OpenedModel):
@@ -340,6 +360,8 @@ def _source(target: Target, load: LoadOptions) -> Source:
         source = _open_module(target)
     elif isinstance(target, Mapping):
         source = Source(target="state dict", kind="state dict", config={}, store=StateDict(target))
+    elif is_envoy(target):
+        source = _open_module(unwrapped(target))
     elif isinstance(target, HasModel):
         source = _open_module(target.model)
     else:
@@ -379,9 +401,8 @@ def _no_revision(revision: str, target: str) -> NotSupported:
 def require_target(target: object) -> None:
     """Raises for what is neither a place nor a model."""
     is_state_dict = isinstance(target, Mapping) and all(isinstance(value, Tensor) for value in target.values())
-    is_model = isinstance(target, nn.Module | Source | OpenedModel) or isinstance(
-        getattr(target, "model", None), nn.Module
-    )
+    is_model = isinstance(target, nn.Module | Source | OpenedModel) or is_envoy(target)
+    is_model = is_model or isinstance(getattr(target, "model", None), nn.Module)
     if not (isinstance(target, str | Path) or is_model or is_state_dict):
         raise BadValue("target", target, "a path, a name, a URL, an nn.Module, a pipeline or a state dict")
 
@@ -392,22 +413,11 @@ def _is_in_out(config: Mapping[str, Any]) -> bool:
 
 
 def _open_module(module: nn.Module) -> Source:
-    module = getattr(module, "_orig_mod", module)  # what was compiled: hooks are seen there
     refuse_learned_prompts(module)
-    module = _inside_of_wrappers(module)
+    module = unwrapped(module)
     store = ModuleStore(module)
     name = getattr(getattr(module, "config", None), "_name_or_path", "") or type(module).__name__
     return Source(target=str(name), kind="module", config=store.config, store=store, module=module)
-
-
-def _inside_of_wrappers(module: nn.Module) -> nn.Module:
-    """The Transformer inside of peft's or sentence-transformers' own classes, which is called with plain inputs."""
-    inside: Any = getattr(module, "get_base_model", None)
-    if inside is not None and hasattr(module, "peft_config"):
-        return inside()  # its layers are the adapted ones
-    first = next(iter(module.children()), None)
-    encoder = getattr(first, "auto_model", None)
-    return encoder if isinstance(encoder, nn.Module) else module
 
 
 def _open_path(target: str, base: str | None = None, revision: str | None = None) -> Source:

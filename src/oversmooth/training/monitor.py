@@ -23,6 +23,7 @@ from oversmooth.measurement.gate import LOSS, breaches, limits_of, loss_increase
 from oversmooth.measurement.measure import measure
 from oversmooth.measurement.metrics import Choice
 from oversmooth.models.open import open_source
+from oversmooth.models.wrappers import unwrapped
 from oversmooth.results import Breach
 from oversmooth.spectra.spectrum import spectrum
 from oversmooth.spectra.value_map import plain_map
@@ -43,18 +44,6 @@ def first_says(answer: bool) -> bool:
     said = torch.tensor([int(answer)], device=device)
     distributed.broadcast(said, 0)
     return bool(said.item())
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, without what distributes or compiles it; weights in shards stay where they are (`sharded`)."""
-    inner: Any = model
-    while True:
-        if type(inner).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = inner.module
-        elif hasattr(inner, "_orig_mod"):  # torch.compile
-            inner = inner._orig_mod
-        else:
-            return inner
 
 
 def _several() -> bool:

@@ -9,7 +9,7 @@ from torch import nn
 
 import oversmooth as osm
 from oversmooth.errors import BadValue, UnknownName
-from oversmooth.training.monitor import CollapseWarning, unwrapped
+from oversmooth.training.monitor import CollapseWarning
 
 
 def encoder() -> nn.Module:
@@ -98,9 +98,3 @@ def test_mistakes_are_told_when_the_monitor_is_made():
         osm.Monitor(encoder(), batches(), patience=0)
     with pytest.raises(UnknownName, match="on_collapse"):
         osm.Monitor(encoder(), batches(), on_collapse="explode")
-
-
-def test_what_distributes_or_compiles_a_model_is_taken_off():
-    model = encoder()
-    assert unwrapped(nn.DataParallel(model)) is model
-    assert unwrapped(torch.compile(model)) is model
