@@ -88,6 +88,7 @@ GRID_IMAGES, GRID_COLUMNS = 64, 8
 
 def training_transform(recipe: VisionRecipe) -> Transform:
     """timm's training transform; for small images its random resized crop is replaced, as in DeiT's code."""
+    from timm.data.auto_augment import RandAugment, posterize
     from torchvision import transforms
 
     settings, size = recipe.augmentation, recipe.data.image_size
@@ -100,12 +101,27 @@ def training_transform(recipe: VisionRecipe) -> Transform:
         re_prob=settings.erasing,
         re_mode=settings.erasing_mode,
     )
+    for policy in (step for step in found.transforms if isinstance(step, RandAugment)):
+        for step in policy.ops:
+            step.aug_fn = _posterize if step.aug_fn is posterize else step.aug_fn
     if settings.crop == "pad":
         found.transforms[0] = transforms.RandomCrop(size, padding=settings.padding)
     elif settings.crop == "none":
         found.transforms[0] = transforms.Resize((size, size), interpolation=transforms.InterpolationMode.BICUBIC)
     transform: Transform = found
     return transform
+
+
+def _posterize(image: Image.Image, bits_to_keep: int, **_: Any) -> Image.Image:
+    """timm's, also where no bit is kept: it draws that now and then, and Pillow refuses it since version 13.
+
+    The picture is black then, as it was with the versions of Pillow that the published recipes ran on.
+    """
+    from PIL import ImageOps
+
+    if bits_to_keep >= 8:
+        return image
+    return ImageOps.posterize(image, bits_to_keep) if bits_to_keep > 0 else image.point(lambda _: 0)
 
 
 def evaluation_transform(recipe: VisionRecipe) -> tuple[Any, Transform]:

@@ -16,6 +16,7 @@ from oversmooth.recipes.augment import (
     drawn_from,
     mixed_seed,
     save_grid,
+    training_transform,
 )
 from oversmooth.recipes.image_sets import ArrayImages, DecodedOnce, ImageSplit
 from oversmooth.recipes.train import load_recipe
@@ -219,6 +220,28 @@ class Counted:
 
 
 UNCHANGED = ["augmentation.crop=none", "augmentation.flip=0", "augmentation.rand_augment=", "augmentation.erasing=0"]
+
+
+@pytest.mark.parametrize("name", ["cifar100", "cifar100-deep", "imagenet-deit-s", "imagenet-deit-ti"])
+def test_thousands_of_draws_of_a_recipe_give_finite_pixels(name):
+    """Crops of 16 pixels in place of 224: what is drawn does not depend on the size, the time does."""
+    recipe = load_recipe(name, ["data.image_size=16"])
+    transform = training_transform(recipe)
+    pixels = numpy.random.default_rng(0).integers(0, 255, (20, 24, recipe.data.channels), dtype=numpy.uint8)
+    image = Image.fromarray(pixels)
+    with drawn_from(0):
+        for _ in range(3000):
+            assert transform(image).isfinite().all()
+
+
+def test_a_picture_of_which_no_bit_is_kept_is_black():
+    recipe = load_recipe("imagenet-deit-s")
+    (drawn,) = [step for step in training_transform(recipe).transforms if hasattr(step, "ops")]
+    (operation,) = [each for each in drawn.ops if each.name.startswith("Posterize")]
+    image = Image.fromarray(numpy.full((4, 4, 3), 200, dtype=numpy.uint8))
+    assert numpy.asarray(operation.aug_fn(image, 0)).max() == 0
+    assert numpy.asarray(operation.aug_fn(image, 1)).max() == 128
+    assert numpy.asarray(operation.aug_fn(image, 8)).max() == 200
 
 
 def test_images_that_always_look_the_same_are_transformed_once(split):
