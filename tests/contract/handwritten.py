@@ -313,7 +313,7 @@ class MaskFirst(Block):
     """The stream is the second of two tensors of one shape, by name."""
 
     def forward(self, mask: Tensor, state: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(state) + 0 * mask
+        return super().forward(state) + 0 * mask.mean()
 
 
 class MemoryFirst(Crossing):
@@ -508,6 +508,11 @@ class OfStates(Model):
 class OfMasks(Model):
     def step(self, block: nn.Module, x: Tensor) -> Tensor:
         return block(mask=torch.randn_like(x), state=x)
+
+
+class OfMasksOfAnotherWidth(Model):
+    def step(self, block: nn.Module, x: Tensor) -> Tensor:
+        return block(torch.randn(*x.shape[:2], WIDTH + 8), x)
 
 
 class OfSequencesFirst(Model):
@@ -1049,6 +1054,9 @@ CASES: dict[str, Callable[[], Handwritten]] = {
     "skips that are no sums": partial(_of_blocks, Interpolating),
     "registers of each block": partial(_of_blocks, OwnRegisters),
     "a mask before the stream": partial(_of_blocks, MaskFirst, OfMasks, received=lambda args, kwargs: kwargs["state"]),
+    "wider features before the stream": partial(
+        _of_blocks, MaskFirst, OfMasksOfAnotherWidth, received=lambda args, kwargs: args[-1]
+    ),
     "memory before the stream": partial(_encoder_decoder, MemoryFirst, TOKENS, received=lambda args, kwargs: args[-1]),
     "pre-norm blocks between post-norm blocks": _two_kinds,
     "a block without attention in the middle": partial(_mixed, "aama"),

@@ -75,6 +75,8 @@ REFUSED = {
     "minicpm_ocr_vision": POOLED,
     "minicpmv4_6_vision": POOLED,
     "minicpmv4_7_vision": POOLED,
+    # every block of its decoder is one sub-block: between two with attention stand several, of recurrences and of experts
+    "nemo_speechlm": "expected the sum behind the feed-forward in language_model.layers.5 to follow from",
     "pegasus_x": POOLED,
     "pop2piano": "`use_cache` can only be set to `True`",  # its encoder, on its own default config
     "time_series_transformer": "integer modulo by zero",  # its default config has no lags

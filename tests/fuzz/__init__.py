@@ -2,6 +2,6 @@
 
     generators  ->  Case (files, a question, whether it is sound)  ->  oracles  ->  accepted, refused, or a failure
 
-A failure is a traceback, an exit code other than 0, 1 and 2, more than 20 seconds, more than 1 GB, or a number that
-differs from what the format's own reader gives.
+A failure is a traceback, an exit code other than 0, 1 and 2, more than 20 seconds of processor time, 120 seconds by the
+clock, more than 1 GB, or a number that differs from what the format's own reader gives.
 """

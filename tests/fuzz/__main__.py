@@ -13,6 +13,9 @@ for name, value in {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "O
     os.environ[name] = value  # before anything imports torch or the hub
 os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1"
 
+TOLD_EVERY = 500
+"""Cases between two lines that say how far the run is."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -38,6 +41,8 @@ def main() -> int:
                 results.append(result)
                 if result.failure:
                     print(f"case {result.index} ({result.kind or '?'}, {result.note}): {result.failure}", flush=True)
+                if len(results) % TOLD_EVERY == 0:
+                    print(f"{len(results)} of {asked.cases} after {time.monotonic() - start:.0f} seconds", flush=True)
     return _summary(results, asked.seed, time.monotonic() - start)
 
 

@@ -92,7 +92,9 @@ def _change_entry(rng: random.Random, header: dict[str, Any], size: int) -> None
             other = header[rng.choice(list(header))]
             entry["data_offsets"] = other.get("data_offsets", [0, 0]) if isinstance(other, dict) else []
         case 3:
-            entry["shape"] = rng.choice(([], [0], [2**40, 2**40], [1], [8, 8], entry.get("shape", [])[::-1], *HOSTILE))
+            shape = entry.get("shape")
+            turned = shape[::-1] if isinstance(shape, list) else []
+            entry["shape"] = rng.choice(([], [0], [2**40, 2**40], [1], [8, 8], turned, *HOSTILE))
         case 4:
             entry["dtype"] = rng.choice(
                 ("F32", "F16", "BF16", "F64", "I8", "U8", "F4", "F8_E4M3", "C64", "F3", *HOSTILE)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import resource
 import select
@@ -12,8 +13,10 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-SECONDS = 20.0
-"""A case that takes longer hangs; where more processes want the cores than there are, it has so many times as long."""
+PROCESSOR_SECONDS = 20
+"""A case that computes for longer hangs, however busy the machine is: the kernel counts, and ends the worker."""
+WALL_SECONDS = 120.0
+"""A case that is not over by then waits for something that never comes."""
 BYTES = 2**30
 """A case that needs more memory than this, beside what the process has already, has no measure."""
 PER_WORKER = 100
@@ -56,23 +59,25 @@ def run(judge: Judge, indices: list[int], jobs: int) -> Iterator[Result]:
         for lane in list(lanes):
             if lane.pipe in ready:
                 yield from _heard(lane)
-            if lane.running is not None and time.monotonic() - lane.since > SECONDS * _crowding():
+            if lane.running is not None and time.monotonic() - lane.since > WALL_SECONDS:
                 os.kill(lane.pid, signal.SIGKILL)
-                yield Result(lane.running, "", "hung", f"more than {SECONDS:g} seconds")
+                yield Result(lane.running, "", "hung", f"not over after {WALL_SECONDS:g} seconds")
                 lane.running = None
             if lane.is_over:
-                os.waitpid(lane.pid, 0)
+                _, status = os.waitpid(lane.pid, 0)
                 if lane.running is not None:
-                    yield Result(lane.running, "", "died", "the worker died")
+                    yield _cut_short(lane.running, status)
                 os.close(lane.pipe)
                 lanes.remove(lane)
                 if lane.waiting:
                     batches.insert(0, lane.waiting)
 
 
-def _crowding() -> float:
-    """How many processes share a core of this machine, at least one."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+def _cut_short(index: int, status: int) -> Result:
+    """What became of a case whose worker ended in the middle of it."""
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        return Result(index, "", "hung", f"more than {PROCESSOR_SECONDS} seconds of processor time")
+    return Result(index, "", "died", f"the worker died (wait status {status})")
 
 
 def _started(judge: Judge, batch: list[int]) -> _Lane:
@@ -102,6 +107,8 @@ def _work(judge: Judge, batch: list[int], pipe: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (protect, protect))
     for index in batch:
         os.write(pipe, json.dumps({"start": index}).encode() + b"\n")
+        until = math.ceil(time.process_time()) + PROCESSOR_SECONDS
+        resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
         try:
             result = judge(index)
         except BaseException as error:  # whatever escapes is what is looked for

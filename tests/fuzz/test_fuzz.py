@@ -43,10 +43,31 @@ def test_a_case_that_raises_is_noticed():
     assert "KeyError: 'missing'" in one(raises).failure
 
 
-def test_a_case_that_hangs_is_noticed(monkeypatch):
-    monkeypatch.setattr(engine, "SECONDS", 0.3)
-    monkeypatch.setattr(engine, "_crowding", lambda: 1.0)
-    assert "more than 0.3 seconds" in one(lambda index: time.sleep(60)).failure
+def test_a_case_that_waits_forever_is_noticed(monkeypatch):
+    monkeypatch.setattr(engine, "WALL_SECONDS", 0.3)
+    assert "not over after 0.3 seconds" in one(lambda index: time.sleep(60)).failure
+
+
+def test_a_case_that_computes_forever_is_noticed_by_its_processor_time(monkeypatch):
+    monkeypatch.setattr(engine, "PROCESSOR_SECONDS", 1)
+
+    def endless(index):
+        while True:
+            pass
+
+    assert "more than 1 seconds of processor time" in one(endless).failure
+
+
+def test_every_case_has_the_processor_time_for_itself(monkeypatch):
+    monkeypatch.setattr(engine, "PROCESSOR_SECONDS", 1)
+
+    def busy(index):
+        end = time.process_time() + 0.7
+        while time.process_time() < end:
+            pass
+        return Result(index, "x", "accepted")
+
+    assert [result.outcome for result in run(busy, [0, 1, 2, 3], 1)] == ["accepted"] * 4
 
 
 def test_a_case_that_kills_its_worker_is_noticed_and_the_others_go_on():

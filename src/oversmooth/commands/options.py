@@ -80,7 +80,7 @@ VALUES: dict[str, tuple[str, ...]] = {
         *("vanilla", "sharpen", "smooth", "sharpen-measured", "smooth-measured", "free", "sharpen-start"),
         *("smooth-start", "no-identity", "matched"),
         *("attnscale", "featscale", "neutreno", "contranorm", "gfsa", "centered", "layerscale", "residual_scaling"),
-        *("value_residual", "layernorm_scaling", "tempscale", "exclusive", "differential", "gate"),
+        *("value_residual", "layernorm_scaling", "tempscale", "exclusive", "gate"),
     ),
     "what_if": (
         *("no_skip", "flip_norms", "positive_norms", "no_biases", "scale:", "interval:", "layerscale:"),

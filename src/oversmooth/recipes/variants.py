@@ -17,7 +17,7 @@ from oversmooth.control.apply import apply
 from oversmooth.control.constrain import bake, constrain
 from oversmooth.control.eigenbasis import Eigenbasis, Heads, random_columns
 from oversmooth.control.interventions import RULES, all_rules
-from oversmooth.errors import UnknownName
+from oversmooth.errors import CannotControl, UnknownName
 from oversmooth.models.open import open_source
 from oversmooth.models.stores.module import ModuleStore
 
@@ -46,12 +46,20 @@ FORMS = {
 }
 MATCHED = "matched"
 """Ordinary weights that start orthogonal, with the norms that those of the forms have; nothing holds them there."""
-VARIANTS = ("vanilla", *FORMS, MATCHED, *RULES)
+WITHOUT_A_PLACE = {"differential": "needs pairs of query heads that read one value head"}
+"""Interventions that the models of recipes have no place for, and why: every query head there has its own value head."""
+VARIANTS = ("vanilla", *FORMS, MATCHED, *(name for name in RULES if name not in WITHOUT_A_PLACE))
 
 
 def require_variant(variant: str) -> None:
+    """Raises, before any work is done, if no model of a recipe can be trained so."""
+    if variant in WITHOUT_A_PLACE:
+        reason = f"it {WITHOUT_A_PLACE[variant]}, and there every query head has its own"
+        advice = "Apply it with osm.apply to a model whose query heads share value heads."
+        raise CannotControl(variant, "the models of recipes", reason, advice)
     if variant not in VARIANTS and variant not in all_rules():
-        raise UnknownName("variant", variant, tuple(dict.fromkeys((*VARIANTS, *all_rules()))))
+        known = (*VARIANTS, *(name for name in all_rules() if name not in WITHOUT_A_PLACE))
+        raise UnknownName("variant", variant, tuple(dict.fromkeys(known)))
 
 
 def put_on(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from oversmooth.errors import BadRecipe, BadValue, BrokenFile, UnknownName
+from oversmooth.errors import BadRecipe, BadValue, BrokenFile, CannotControl, UnknownName
 from oversmooth.recipes.recipe import overridden, shipped_recipes, warm_cosine
 from oversmooth.recipes.train import kind_of, load_recipe
 from oversmooth.recipes.variants import VARIANTS, require_variant
@@ -206,6 +206,11 @@ def test_variants_are_the_three_of_the_paper_controls_and_every_baseline():
     assert {"free", "matched", "sharpen-start", "smooth-start", "no-identity", "sharpen-measured"} <= set(VARIANTS)
     with pytest.raises(UnknownName, match=r"variant .sharp.\. Close: sharpen"):
         require_variant("sharp")
+
+
+def test_a_variant_that_no_model_of_a_recipe_has_a_place_for_is_refused_before_any_work():
+    with pytest.raises(CannotControl, match="differential cannot be applied to the models of recipes: it needs pairs"):
+        require_variant("differential")
 
 
 def test_a_kind_that_does_not_exist_is_refused():

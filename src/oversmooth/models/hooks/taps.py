@@ -75,7 +75,10 @@ class BlockTap:
     # --- what is the same for all blocks ---
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        candidates = [self.tap.batched(h) for h in all_received(args, kwargs)]
+        features = [self.tap.batched(h) for h in all_received(args, kwargs)]
+        candidates = [
+            h for h in features if h.shape[-1] == self.tap.d_model
+        ] or features  # of streams side by side, one
         if self.tap.chain is not None and len(candidates) > 1:
             self._choose_input(self.tap.chain, candidates)
         x = self.tap.own(candidates[min(self.input_at, len(candidates) - 1)])
