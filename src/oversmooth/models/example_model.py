@@ -104,7 +104,10 @@ def _size_of_weights() -> int:
     if not answers:
         raise _NotReached(f"the hub did not answer within {ANSWER_SECONDS:.0f} seconds")
     if isinstance(answers[0], Exception):
-        raise _NotReached(f"the hub said: {first_line(answers[0])}") from answers[0]
+        has_answered = getattr(answers[0], "response", None) is not None
+        raise _NotReached(
+            f"{'the hub said' if has_answered else 'no connection'} ({first_line(answers[0]).rstrip('.')})"
+        ) from answers[0]
     return int(answers[0])
 
 

@@ -134,9 +134,9 @@ def test_the_hub_comes_third_and_its_size_is_said_first(small_minilm, tmp_path):
 @pytest.mark.parametrize(
     ("hub", "why"),
     [
-        (loopback_hub.Hub(), "the hub said: .*404|the hub said: Repository"),
-        (loopback_hub.Hub(faults=loopback_hub.Faults(broken=1.0)), "the hub said: .*500"),
-        (loopback_hub.Hub(repositories={HUB_ID: {}}, gated={HUB_ID}), "the hub said: .*403"),
+        (loopback_hub.Hub(), r"the hub said \(.*404"),
+        (loopback_hub.Hub(faults=loopback_hub.Faults(broken=1.0)), r"the hub said \(.*500"),
+        (loopback_hub.Hub(repositories={HUB_ID: {}}, gated={HUB_ID}), r"the hub said \(.*403"),
     ],
 )
 def test_a_hub_that_refuses_leaves_the_shipped_model(hub, why, tmp_path):
@@ -170,7 +170,7 @@ def test_a_hub_that_says_nothing_costs_seconds(tmp_path):
     with silent_server() as url:
         folder, seconds, note, _ = ask(**loopback_hub.environment_of(url, tmp_path))
     assert folder == SHIPPED
-    assert "did not answer within 4 seconds" in note or "timed out" in note
+    assert "did not answer within 4 seconds" in note or "no connection (" in note
     assert seconds < example.ANSWER_SECONDS + 5  # the library itself is imported too
 
 
@@ -180,7 +180,7 @@ def test_no_network_and_a_proxy_that_refuses_are_said_at_once(tmp_path):
     refusing = {"HTTPS_PROXY": address, "HTTP_PROXY": address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
     folder, seconds, note, said = ask(**refusing)
     assert folder == SHIPPED
-    assert "could not be reached: the hub said: " in note
+    assert "could not be reached: no connection (" in note
     assert note in said
     assert seconds < example.ANSWER_SECONDS + 5
 
