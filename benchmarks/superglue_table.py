@@ -32,7 +32,7 @@ from oversmooth.claims.claim import holm, outcome, paired_effect
 from oversmooth.claims.experiments import FRESH
 from oversmooth.control.edit import edit
 from oversmooth.environment.files import write_whole
-from oversmooth.models.open import minilm_folder
+from oversmooth.models.example_model import example_model
 from oversmooth.recipes.run_folder import read_manifest
 from oversmooth.recipes.superglue import finetune
 from oversmooth.recipes.superglue_scoring import scored, task_score
@@ -56,9 +56,9 @@ COMPARISONS = (
 def encoders(reproduction: Path, work: Path) -> Iterator[tuple[str, str, Sequence[int], Path]]:
     """Family, variant, seeds and folder of everything that is fine-tuned; the slowest first."""
     for variant, interval in INTERVALS.items():
-        edit(minilm_folder(), work / variant, interval=interval)
+        edit(example_model(), work / variant, interval=interval)
     for variant in ("vanilla", *INTERVALS):
-        yield "MiniLM", variant, SEEDS, work / variant if variant in INTERVALS else minilm_folder()
+        yield "MiniLM", variant, SEEDS, work / variant if variant in INTERVALS else example_model()
     for variant in ("vanilla", *FREE):
         for seed in SEEDS:
             run = f"{MINI_BERT}-{variant}-seed{FRESH + seed}"

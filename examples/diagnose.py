@@ -3,9 +3,8 @@
 import sys
 
 import oversmooth as osm
-from oversmooth.models.open import minilm_folder
 
-target = sys.argv[1] if len(sys.argv) > 1 else minilm_folder()
+target = sys.argv[1] if len(sys.argv) > 1 else osm.example_model()
 analysis = osm.analyze(target, max_samples=4, what_ifs=(), solve=1)
 print(analysis.inspection)
 print(analysis.measurement)

@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
             linked = {"X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Linked-Size": str(len(content))}
             place = f"{self.server.storage_url}/{found['repo']}/{found['file']}?signature=1"
             return self._send(302, b"", {**commit, **linked, "Location": place})
-        return self._send(200, content, commit)
+        return self._send(200, content, {**commit, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'})
 
     def _storage(self, hub: Hub) -> None:
         owner, name, file = self.path.partition("?")[0].strip("/").split("/", 2)

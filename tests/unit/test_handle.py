@@ -14,7 +14,7 @@ from oversmooth.errors import Conflict, NotSupported
 from oversmooth.handle import ModelHandle
 from oversmooth.models import live
 from oversmooth.models import open as opening
-from oversmooth.models.open import LoadOptions, minilm_folder, open_model
+from oversmooth.models.open import LoadOptions, open_model
 from tests.contract.tiny_models import tiny_model
 
 FUNCTIONS = {
@@ -126,9 +126,9 @@ def test_the_tokenizer_is_loaded_once(monkeypatch):
 
     found, opened = load.find_tokenizer, []
     monkeypatch.setattr(load, "find_tokenizer", lambda *args, **given: opened.append(1) or found(*args, **given))
-    with osm.open(minilm_folder()) as model:
+    with osm.open(osm.example_model()) as model:
         first, second = (model.measure(max_samples=2, metrics="cosine") for _ in range(2))
-    assert first == second == osm.measure(minilm_folder(), max_samples=2, metrics="cosine")
+    assert first == second == osm.measure(osm.example_model(), max_samples=2, metrics="cosine")
     assert len(opened) == 2  # by the handle, and by the function without one
 
 

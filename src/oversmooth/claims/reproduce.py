@@ -228,9 +228,9 @@ def found_models() -> tuple[str, ...]:
     list of `--scale full` that the hub's cache holds."""
     from importlib.util import find_spec
 
-    from oversmooth.models.open import minilm_folder
+    from oversmooth.models.example_model import local_minilm
 
-    found: list[Path] = [minilm_folder()]
+    found = [folder for folder in (local_minilm(),) if folder]
     spec = find_spec("rxnmapper")
     if spec is not None and spec.submodule_search_locations:
         folder = Path(next(iter(spec.submodule_search_locations))) / "models" / "transformers"

@@ -126,7 +126,7 @@ def recipes(incomplete: str) -> list[str]:
 TargetArgument = Annotated[
     str | None,
     typer.Argument(
-        help="Folder, .safetensors/.bin/.pt/.gguf file, URL, hub id or timm name. Default: the embedded MiniLM.",
+        help="Folder, .safetensors/.bin/.pt/.gguf file, URL, hub id or timm name. Default: the example model.",
         show_default=False,
         autocompletion=targets,
     ),
@@ -190,10 +190,10 @@ ValueHeads = Annotated[int | None, typer.Option(help="Number of key/value heads,
 
 
 def embedded_default() -> str:
-    """The folder of the small pretrained model that comes from the package index."""
-    from oversmooth.models.open import minilm_folder
+    """The folder of the small trained model that is used where none is given."""
+    from oversmooth.models.example_model import example_model
 
-    return str(minilm_folder())
+    return str(example_model())
 
 
 # --- groups of options that go together in several commands: stated once ---

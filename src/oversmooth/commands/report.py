@@ -289,7 +289,7 @@ def report(
         list[str] | None,
         typer.Argument(
             help="A model, several, an analysis saved with --save, the folder or .jsonl log of a run, or the folder of a "
-            "survey. Default: the embedded MiniLM.",
+            "survey. Default: the example model.",
             show_default=False,
         ),
     ] = None,

@@ -18,7 +18,7 @@ from oversmooth.data.held import InMemory
 from oversmooth.data.options import DataOptions, Mask, ReadingOptions
 from oversmooth.data.preprocessing import RATE, Geometry, find_extractor, find_preprocessing
 from oversmooth.data.raw import RawData, read_raw, require_there
-from oversmooth.data.samples import sample_images, sample_sounds, sample_texts
+from oversmooth.data.samples import DIGITS_SHAPE, sample_digits, sample_images, sample_sounds, sample_texts
 from oversmooth.data.tokens import (
     REFUSED_SHARE,
     WITHOUT_TOKENIZER,
@@ -56,6 +56,23 @@ def built_in_pictures(geometry: Geometry, seed: int) -> Iterator[Any]:
     height, width = (max(side, round(side * scale)) for side in (geometry.height, geometry.width))
     pixels = (sample_images(SAMPLE_COUNT, height, width, 3, seed) * 255).round().byte()
     return (Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in pixels)
+
+
+def built_in_digits() -> RawData:
+    """Handwritten digits for models of 8 x 8 grey pixels, whose generated pictures would be mere noise."""
+    from PIL import Image
+
+    pictures = sample_digits()
+    each = len(pictures) // 10
+    found = RawData(iter(()))
+
+    def read() -> Iterator[Any]:
+        for number, pixels in enumerate(pictures):
+            found.labels.append(str(number // each))
+            yield Image.fromarray(pixels).convert("RGB")
+
+    found.items = read()
+    return found
 
 
 # --- keywords of every function that runs a model on data ---
@@ -267,13 +284,14 @@ class _Reader:
 
     def _images(self) -> InputRows:
         steps = find_preprocessing(self.model, self.source, self.config, self.reading, is_generated=self.data is None)
+        shape = image_shape(self.model, self.config)
         given = None
-        if self.data is None:
-            pictures = built_in_pictures(steps.geometry, self.reading.seed)
-        else:
+        if self.data is not None:
             given = self._read("image")
-            pictures = given.items
-        _, height, width = image_shape(self.model, self.config)
+        elif shape == DIGITS_SHAPE:
+            given = built_in_digits()
+        pictures = built_in_pictures(steps.geometry, self.reading.seed) if given is None else given.items
+        _, height, width = shape
         takes = inspect.signature(self.model.forward).parameters
         is_other = (steps.geometry.height, steps.geometry.width) != (height, width)
         statement, extra = steps.statement, {}

@@ -219,7 +219,8 @@ def _of_processor(source: Source, built_for: tuple[int, int]) -> _Own | None:
     mean, std = (processor.image_mean, processor.image_std) if is_normalised else ((0.0,) * 3, (1.0,) * 3)
 
     def process(images: Sequence[Any], mean: Statistics, std: Statistics) -> Tensor:
-        made = processor(images=list(images), return_tensors="pt", image_mean=list(mean), image_std=list(std))
+        given = [image.convert("L" if len(mean) == 1 else "RGB") for image in images]
+        made = processor(images=given, return_tensors="pt", image_mean=list(mean), image_std=list(std))
         return made["pixel_values"]
 
     name = f"the model's own processor ({files[0] if files else place})"

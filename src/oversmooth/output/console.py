@@ -25,8 +25,10 @@ def new_table() -> Table:
 
 
 def show_heading(console: Console, provenance: "Provenance") -> None:
-    """The target, and of hybrids how many blocks have softmax attention."""
+    """The target, what has to be known about it, and of hybrids how many blocks have softmax attention."""
     console.print(escape(provenance.target), style="bold", soft_wrap=True)
+    if provenance.note:
+        console.print(escape(provenance.note))
     for share in provenance.hybrids:
         console.print(escape(f"{share} have softmax attention and are analysed; the others are measured as 'other'"))
 

@@ -129,6 +129,8 @@ def _notes(analysis: Analysis) -> PageSection:
     if run := analysis.measurement or analysis.prediction:
         blocks += [Words(text=f"Warning: {warning}", kind="note") for warning in run.data.warnings]
     if analysis.measurement is None:
+        note = analysis.inspection.provenance.note
+        blocks += [Words(text=note, kind="note")] if note else []
         blocks += [table_of("tendencies", "Tendency of each layer's weights", _tendencies(analysis))]
     return PageSection(id="top", blocks=blocks)
 

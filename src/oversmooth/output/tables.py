@@ -74,7 +74,7 @@ def answer_lines(answer: Answer, width: int = 80) -> list[str]:
         lines = [*head, *gauge_lines(answer), *lines]
         shortened = next((name for name in ("Who", "How sure", "Where") if len(texts[name]) > 1), None)
         if len(lines) <= ANSWER_LINES or shortened is None:
-            return lines
+            return [*lines, *_wrapped(answer.note, width, 2)]  # a note is never the reason to say less
         texts[shortened].pop(0 if shortened == "Who" else -1)  # who does it is in the numbers as well
 
 
@@ -739,7 +739,7 @@ def _cell(value: object) -> str:
 def show_lengths(result: LengthCurves) -> None:
     """A row per length: every metric behind the last block, what the stack does, and what the theory says of it."""
     console = open_console()
-    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_heading(console, result.provenance)
     show_data(console, result.data, "")
     short = f"; {result.left_out} shorter ones left out" if result.left_out else ""
     console.print(f"{result.texts} texts of at least {result.lengths[-1]} tokens{short}")
@@ -783,7 +783,7 @@ def loss_words(task: str, found: Loss) -> str:
 
 def show_loss(result: TaskLoss) -> None:
     console = open_console()
-    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_heading(console, result.provenance)
     show_data(console, result.data, "")
     console.print(loss_words(result.task, result.found))
 
@@ -791,7 +791,7 @@ def show_loss(result: TaskLoss) -> None:
 def show_ablation(result: Ablation, *, details: bool = False) -> None:
     """What each layer's parts are worth, and which are cheapest and dearest; details: cheap numbers and how they rank."""
     console = open_console()
-    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_heading(console, result.provenance)
     show_data(console, result.data, "")
     console.print(f"whole model, {loss_words(result.task, result.whole)}")
     for stack in dict.fromkeys(item.stack for item in result.removals):
@@ -840,7 +840,7 @@ def _show_predictors(console: Console, result: Ablation) -> None:
 
 def show_pruning(result: Pruning) -> None:
     console = open_console()
-    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_heading(console, result.provenance)
     removed = ", ".join(str(number) for number in result.removed)
     console.print(f"removed blocks {removed} of {result.blocks_before}, chosen by {result.by}")
     console.print(f"before, {loss_words(result.task, result.before)}")
@@ -850,7 +850,7 @@ def show_pruning(result: Pruning) -> None:
 
 def show_edit_curve(result: EditCurve) -> None:
     console = open_console()
-    console.print(escape(result.provenance.target), style="bold", soft_wrap=True)
+    show_heading(console, result.provenance)
     show_data(console, result.data, "")
     console.print(f"{escape(result.change_words)}; {loss_words(result.task, result.points[0].loss)} as it is")
     show_edit_points(result)

@@ -119,6 +119,8 @@ class Answer:
     who: Told
     sure: Told
     now: Told
+    note: str = ""
+    """What has to be known about the model itself; the deck begins with it."""
 
 
 # --- two models ---

@@ -88,6 +88,8 @@ class Provenance:
     """Error of the equal-token identity where the value path was found by running the model; `None` where declared."""
     hybrids: tuple[str, ...] = ()
     """Of stacks of which only some blocks have softmax attention, how many that are: `12 of 48 blocks`."""
+    note: str = ""
+    """What a reader has to know about the model itself, such as that it stands in for another; mostly empty."""
 
     @property
     def found(self) -> str:

@@ -507,7 +507,7 @@ def answers_of(measurement: Measurement, bands: Bands = BANDS) -> tuple[Answer, 
 
 
 def _answer(reading: Reading, *, is_only: bool) -> Answer:
-    words = Nouns(reading, is_only)
+    words, note = Nouns(reading, is_only), reading.measurement.provenance.note
     return Answer(
         model=short_name(reading.measurement.provenance.target),
         stack=reading.attribution.stack,
@@ -528,7 +528,8 @@ def _answer(reading: Reading, *, is_only: bool) -> Answer:
         untrained_missing=reading.measurement.untrained_missing,
         limit=reading.limit,
         headline=headline_of(reading, words),
-        deck=deck_of(reading, words),
+        deck=f"{note} {deck_of(reading, words)}".strip(),
+        note=note,
         where=where_of(reading),
         who=who_of(reading),
         sure=sure_of(reading, words),

@@ -36,7 +36,7 @@ from oversmooth.claims.reproduce import CLAIMS, chosen, found_models, reproduce
 from oversmooth.claims.trained import OWN
 from oversmooth.commands.verbs import app
 from oversmooth.errors import BrokenFile, Conflict, NotWritable, RunFailed, TargetNotFound, UnknownName
-from oversmooth.models.open import minilm_folder
+from oversmooth.models.example_model import example_model
 from oversmooth.output.claims_page import SMOKE, claims_pages, markdown_of, page_of
 from oversmooth.output.render import render
 from oversmooth.recipes.train import load_recipe
@@ -288,7 +288,7 @@ def test_a_claim_that_is_run_again_leaves_the_others_as_they_are(tmp_path):
 
 
 def test_a_model_counts_once_whatever_it_is_called(tmp_path):
-    model = minilm_folder()
+    model = example_model()
     link = tmp_path / model.parent.name / model.name
     link.parent.mkdir()
     link.symlink_to(model)
@@ -343,7 +343,7 @@ def test_a_run_that_fails_in_a_process_of_its_own_names_its_command(tmp_path):
 
 def test_two_runs_write_the_same_numbers_beside_what_may_differ(tmp_path):
     for name in ("one", "two"):
-        materials = ClaimContext(out=tmp_path / name, targets=(str(minilm_folder()),), is_quick=True)
+        materials = ClaimContext(out=tmp_path / name, targets=(str(example_model()),), is_quick=True)
         reproduce(chosen("similarity"), materials, claims_pages, "oversmooth reproduce 1 --quick")
     first, second = ((tmp_path / name / "claims.json").read_bytes() for name in ("one", "two"))
     assert first == second

@@ -8,7 +8,7 @@ import torch
 from oversmooth import analyze, measure
 from oversmooth.claims import pretrained as survey
 from oversmooth.claims.context import INPUTS, ClaimContext
-from oversmooth.models.open import minilm_folder
+from oversmooth.models.example_model import example_model
 from tests.contract.tiny_models import tiny_model
 
 
@@ -38,7 +38,7 @@ def reader(folder):
     """A small BERT that reads MiniLM's tokens, saved as a checkpoint."""
     from transformers import AutoTokenizer, BertConfig, BertModel
 
-    tokenizer = AutoTokenizer.from_pretrained(minilm_folder())
+    tokenizer = AutoTokenizer.from_pretrained(example_model())
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48}
     BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)

@@ -179,8 +179,9 @@ def test_loading_another_model_does_not_import_it():
     code = (
         "import sys\n"
         "from oversmooth.models.live import load_model\n"
-        "from oversmooth.models.open import minilm_folder, open_source\n"
-        "load_model(open_source(minilm_folder()), 'run')\n"
+        "from oversmooth.models.example_model import example_model\n"
+        "from oversmooth.models.open import open_source\n"
+        "load_model(open_source(example_model()), 'run')\n"
         "print('oversmooth.models.crammed_bert' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,10 +1,12 @@
-"""Inputs for when none are given: texts of this project, textbook reactions, antibodies, generated images and sounds."""
+"""Inputs for when none are given: texts, textbook reactions, antibodies, digits, generated images and sounds."""
 
 from functools import cache
 from importlib.resources import files
+from io import BytesIO
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
+from numpy import load, ndarray
 from torch import Tensor
 
 
@@ -14,6 +16,19 @@ def sample_texts() -> tuple[str, ...]:
     document = (files(__package__) / "texts.md").read_text(encoding="utf-8")
     _, _, body = document.partition("-->\n")
     return tuple(text.strip("\n") for text in body.split("\n---\n"))
+
+
+DIGITS_SHAPE = (1, 8, 8)
+
+
+@cache
+def sample_digits() -> tuple[UInt8[ndarray, "y x"], ...]:
+    """Four of each of scikit-learn's handwritten digits, 0 to 9, that our recipe `digits` holds out, from black to white.
+
+    Made by `release/make_example_model.py`.
+    """
+    digits = load(BytesIO((files(__package__) / "digits.npy").read_bytes()), allow_pickle=False)
+    return tuple(digits.reshape(-1, *digits.shape[-2:]))
 
 
 @cache
