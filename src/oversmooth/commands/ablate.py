@@ -28,23 +28,25 @@ def ablate(
     data: DataOption = None,
     task: LossTask = None,
     parts: Annotated[
-        str, typer.Option(help="What is removed, with commas.", autocompletion=completion.values("part"))
+        str, typer.Option(help="What to remove, comma-separated.", autocompletion=completion.values("part"))
     ] = "attention,feed-forward,block",
     theory: Annotated[
-        bool, typer.Option(help="Also show the tendency of the weights and the rungs, for one more pass.")
+        bool,
+        typer.Option(help="Also show what weights and theory say of each layer, for one more pass.", hidden=True),
     ] = True,
     details: Annotated[
-        bool, typer.Option("--details", help="Also print cheap numbers of each part, and how well they rank the costs.")
+        bool, typer.Option("--details", help="Also print cheap proxies of each part, and how well they rank the costs.")
     ] = False,
     *,
     load: dict[str, Any],
     showing: Showing,
     reading: ReadingOptions,
 ) -> None:
-    """Measure how the loss grows when each attention, feed-forward and block is removed, and name the cheapest."""
+    """Measure the loss increase when each sub-block is removed, next to cheap proxies."""
     from oversmooth.output.tables import show_ablation
     from oversmooth.worth.ablate import ablate as ablate_
 
+    showing.require_page_free()
     with one_bar("Running sequences") as progress:
         result = ablate_(
             target or embedded_default(),

@@ -1,17 +1,14 @@
 """`oversmooth compare`."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from oversmooth.commands.options import DataOption, reads_data, runs_model
+from oversmooth.commands.options import DataOption, Pages, Tables, reads_data, runs_model
 from oversmooth.commands.report import (
-    PageFormat,
-    Tables,
     _readings,
     analysed,
-    destination,
+    destinations,
     losses_of,
     put_page,
     put_tables,
@@ -26,17 +23,12 @@ from oversmooth.errors import BadValue
 def compare(
     targets: Annotated[
         list[str],
-        typer.Argument(help="Two or more models, analyses saved with `report --save`, or folders of training runs."),
+        typer.Argument(help="Two or more models, saved analyses (.json), or folders of training runs."),
     ],
     data: DataOption = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write. Default: compare.html or compare.md.")
-    ] = None,
-    format: PageFormat = "html",
+    loss: Annotated[bool, typer.Option("--loss", help="Also the loss of each.")] = False,
+    output: Pages = None,
     tables: Tables = None,
-    loss: Annotated[
-        bool, typer.Option("--loss", help="Also show the loss of each, beside what it does to features.")
-    ] = False,
     *,
     load: dict[str, Any],
     reading: ReadingOptions,
@@ -44,15 +36,13 @@ def compare(
     """Compare models on one page, aligned by relative depth: before and after, checkpoints of one run, or trained runs."""
     from oversmooth.models.revisions import steps_of
 
-    if format == "card":
-        raise BadValue("--format card", "several models", "given to `oversmooth report` with one model")
-    output = destination(output, "compare", format, tables)
+    files = destinations(output, "compare.html", (".html", ".md"), tables)
     if runs := run_folders(targets):
         from oversmooth.output.run_pages import runs_page
 
         finished = [(run.analysis, run.where) for run in runs if run.analysis]
         put_tables([analysis for analysis, _ in finished], tables, [where for _, where in finished])
-        put_page(runs_page(runs), output, format)
+        put_page(runs_page(runs), files)
         return
     if len(targets) < 2 and not steps_of(targets[0]):
         raise BadValue("The number of targets", len(targets), "at least 2 (for one model: oversmooth report)")
@@ -62,4 +52,4 @@ def compare(
     losses = losses_of(targets, load, data, readings) if loss else []
     analyses, page = analysed(targets, load, data, readings, {}, losses)
     put_tables(analyses, tables)
-    put_page(page, output, format)
+    put_page(page, files)

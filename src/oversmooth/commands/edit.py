@@ -7,34 +7,42 @@ import typer
 
 from oversmooth.commands import options as completion
 from oversmooth.commands.options import (
+    WRITTEN,
     DataOption,
+    LossIncrease,
     LossTask,
+    NewFolder,
     Showing,
     TargetArgument,
+    checked_files,
     embedded_default,
+    prints_rows,
     reads_data,
     runs_model,
     show,
-    shows_rows,
 )
 from oversmooth.data.options import ReadingOptions
-from oversmooth.environment.files import require_writable
 from oversmooth.errors import BadValue, Conflict, NotSupported
 from oversmooth.output.console import one_bar
 
 if TYPE_CHECKING:
     from oversmooth.results import Control
 
+EditOutput = Annotated[
+    list[Path] | None,
+    NewFolder(
+        help="Folder of the checkpoint; with --sweep, files like curve.html, curve.csv or curve.json; repeatable."
+    ),
+]
 WRITING = ("model_type", "n_heads", "n_kv")
 """Load options that matter where the model is not run."""
 
 
 @runs_model
 @reads_data
-@shows_rows
+@prints_rows
 def edit(
     target: TargetArgument = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write to; must be new or empty.")] = None,
     sharpen: Annotated[bool, typer.Option("--sharpen", help="Move the eigenvalues of H into [-1, 0].")] = False,
     smooth: Annotated[bool, typer.Option("--smooth", help="Move the eigenvalues of H into [0, 1].")] = False,
     interval: Annotated[
@@ -46,34 +54,28 @@ def edit(
     ] = False,
     strength: Annotated[
         str | None,
-        typer.Option(help="How much of the change to make, above 0 and at most 1; with --sweep several, with commas."),
+        typer.Option(help="Share of the change, in (0, 1]; several with --sweep."),
     ] = None,
-    sweep: Annotated[
-        bool, typer.Option("--sweep", help="Write nothing: show loss and features over several strengths.")
-    ] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Try several strengths; write no checkpoint.")] = False,
     layers: Annotated[str | None, typer.Option(help="Layers to change, such as 6-11,14. Default: all.")] = None,
-    stack: Annotated[str | None, typer.Option(help="Change only this stack: encoder, decoder, text or vision.")] = None,
+    stack: Annotated[str | None, typer.Option(help="Only this one: encoder, decoder, text or vision.")] = None,
     basis: Annotated[
         str, typer.Option(help="orthogonal, or general (moves H less).", autocompletion=completion.values("basis"))
     ] = "orthogonal",
     max_condition: Annotated[
-        float | None, typer.Option(help="Largest condition number of a general basis. Default: no limit.")
+        float | None, typer.Option(help="Largest condition number of a general basis.", hidden=True)
     ] = None,
-    loss: Annotated[
-        bool, typer.Option("--loss", help="Also run the model with and without the change: loss and features.")
-    ] = False,
-    max_loss_increase: Annotated[
-        float, typer.Option(help="With --sweep: an edit is worth it only where the loss grows by no more.")
-    ] = 0.1,
+    loss: Annotated[bool, typer.Option("--loss", help="Also run the model before and after the change.")] = False,
+    max_loss_increase: LossIncrease = 0.1,
     data: DataOption = None,
     task: LossTask = None,
-    page: Annotated[Path | None, typer.Option(help="With --sweep: also write the curve as this HTML page.")] = None,
+    output: EditOutput = None,
     *,
     load: dict[str, Any],
     showing: Showing,
     reading: ReadingOptions,
 ) -> None:
-    """Change the value maps of a checkpoint and write an ordinary one, or show what that would cost (--sweep)."""
+    """Change the value maps of a checkpoint and write an ordinary one; --sweep shows what it would cost."""
     change: dict[str, Any] = {
         "interval": _interval(sharpen, smooth, interval),
         "scale_h": scale_h,
@@ -85,15 +87,12 @@ def edit(
     }
     run: dict[str, Any] = {**load, **reading, "task": task}
     if sweep:
-        if out is not None:
-            raise Conflict(["--out", "--sweep"])
-        _sweep(target, data, strength, change, max_loss_increase, page, run, showing)
+        shown = Showing(showing.format, checked_files(output, WRITTEN))
+        _sweep(target, data, strength, change, max_loss_increase, run, shown)
         return
-    if out is None:
-        raise BadValue("--out", None, "the folder to write to (or --sweep, which writes nothing)")
-    if page is not None:
-        raise NotSupported("--page", "without --sweep", "it shows the curve of several strengths")
-    _write(target, out, data, strength, change, loss, load, run, showing)
+    if output is None or len(output) != 1:
+        raise BadValue("--output", output, "the one folder to write to (or give --sweep, which writes no checkpoint)")
+    _write(target, output[0], data, strength, change, loss, load, run, showing)
 
 
 def _interval(sharpen: bool, smooth: bool, interval: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -154,16 +153,15 @@ def _sweep(
     data: str | None,
     strength: str | None,
     change: dict[str, Any],
-    max_loss_increase: float,
-    page: Path | None,
+    max_loss_increase: float | None,
     run: dict[str, Any],
     showing: Showing,
 ) -> None:
     """Loss and features over the strength of an edit, and whether it is worth it; no checkpoint is written."""
+    from oversmooth.output.curve_pages import edit_curve_page
     from oversmooth.output.tables import show_edit_curve
     from oversmooth.worth.edit_curve import STRENGTHS, edit_curve
 
-    require_writable(page)
     strengths = STRENGTHS if strength is None else _strengths(strength)
     with one_bar("Trying strengths") as progress:
         result = edit_curve(
@@ -175,12 +173,7 @@ def _sweep(
             progress=progress,
             **run,
         )
-    if page is not None:
-        from oversmooth.output.curve_pages import edit_curve_page
-        from oversmooth.output.render import write_page
-
-        write_page(edit_curve_page(result), page)
-    show(result, lambda: show_edit_curve(result), showing)
+    show(result, lambda: show_edit_curve(result), showing, page=lambda: edit_curve_page(result))
 
 
 def _strengths(text: str) -> tuple[float, ...]:

@@ -27,7 +27,7 @@ def eval_(
     data: DataOption = None,
     task: LossTask = None,
     original: Annotated[
-        str | None, typer.Option(help="The model whose similarities an embedding model is compared with.")
+        str | None, typer.Option(help="Model whose similarities an embedding model is compared with.")
     ] = None,
     *,
     load: dict[str, Any],
@@ -38,6 +38,7 @@ def eval_(
     from oversmooth.output.tables import show_loss
     from oversmooth.worth.task_loss import task_loss
 
+    showing.require_page_free()
     with one_bar("Running sequences") as progress:
         result = task_loss(
             target or embedded_default(),

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from oversmooth.commands import options as completion
+from oversmooth.commands.help import command_line
+from oversmooth.commands.options import VALUES, NewFolder, Override, Resume, ShortFormat, require_format
 from oversmooth.errors import BadValue
 from oversmooth.output.console import stages
 
@@ -26,12 +28,14 @@ def finetune(
             autocompletion=completion.values("task"),
         ),
     ] = "superglue",
-    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; one run per seed.")] = "0",
+    seeds: Annotated[str, typer.Option(help="One run for each of these seeds, comma-separated.")] = "0",
     data: Annotated[
         str | None,
-        typer.Option(help="Folder with the official jsonl folders, or a hub id. Default: aps/super_glue."),
+        typer.Option(
+            help="Folder with the official jsonl folders, or a hub id. Default: aps/super_glue.", rich_help_panel="Data"
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the runs and results.json.")] = Path("finetune"),
+    output: Annotated[Path, NewFolder(help="Folder for the runs and results.json.")] = Path("finetune"),
     setting: Annotated[
         str,
         typer.Option(
@@ -39,21 +43,17 @@ def finetune(
             autocompletion=completion.values("setting"),
         ),
     ] = "superglue",
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a setting: training.epochs=3; repeatable.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue unfinished runs; finished ones are kept.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    set_: Override = None,
+    resume: Resume = False,
+    format: ShortFormat = "table",
 ) -> None:
     """Fine-tune an encoder on SuperGLUE: official metrics and prediction files, smoothing before and after."""
-    import shlex
-    import sys
-
     from oversmooth.output.tables import show_finetuning
     from oversmooth.recipes.superglue import finetune as finetune_
     from oversmooth.recipes.superglue_tasks import TASKS
     from oversmooth.recipes.train import is_first_process, process_group_ends
 
+    require_format(format, VALUES["short_format"])
     try:
         numbers = [int(word) for word in seeds.split(",")]
     except ValueError as error:
@@ -61,20 +61,20 @@ def finetune(
     with process_group_ends(), stages() as stage:
         found = finetune_(
             checkpoint,
-            out,
+            output,
             tasks=tasks,
             seeds=numbers,
             data=data,
             setting=setting,
             overrides=tuple(set_ or ()),
             resume=resume,
-            command=shlex.join(["oversmooth", *sys.argv[1:]]),
+            command=command_line(),
             stage=stage,
         )
     if not is_first_process():
         return
-    if json:
+    if format == "json":
         typer.echo(found.to_json(indent=2))
         return
     show_finetuning(found, {name: task.folder for name, task in TASKS.items()})
-    typer.echo(f"results: {(out / 'results.json').absolute()}")
+    typer.echo(f"results: {(output / 'results.json').absolute()}")

@@ -7,16 +7,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oversmooth.commands import options as completion
-from oversmooth.commands.options import DataOption, Json, reads_data, runs_model
+from oversmooth.commands.options import (
+    VALUES,
+    DataOption,
+    LossIncrease,
+    ShortFormat,
+    checked_files,
+    reads_data,
+    require_format,
+    runs_model,
+)
 from oversmooth.data.options import ReadingOptions
-from oversmooth.environment.files import require_writable
-from oversmooth.errors import BadValue, UnknownName
+from oversmooth.errors import BadValue
 from oversmooth.output.console import one_bar
 
 if TYPE_CHECKING:
     from oversmooth.results import GateResult
 
-TABLES = ("rules", "against")
+Verdicts = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Also write FILE.json, or FILE.xml (JUnit); repeatable.",
+        metavar="FILE",
+        rich_help_panel="Output",
+    ),
+]
 
 
 @runs_model
@@ -25,49 +42,39 @@ def gate(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="A model, or the metrics.jsonl of a run. Default: the small model that comes along.",
+            help="A model, or the .jsonl log of a run. Default: the embedded MiniLM.",
             show_default=False,
             autocompletion=completion.targets,
         ),
     ] = None,
     data: DataOption = None,
-    max_cosine: Annotated[float | None, typer.Option(help="Largest mean cosine that leaves any block.")] = None,
-    max_between: Annotated[
-        float | None, typer.Option(help="Largest similarity between different sequences that leaves any block.")
-    ] = None,
+    max_cosine: Annotated[float | None, typer.Option(help="Largest mean cosine of tokens, behind every block.")] = None,
+    max_between: Annotated[float | None, typer.Option(help="Largest mean cosine between different sequences.")] = None,
     min_effective_rank_share: Annotated[
-        float | None, typer.Option(help="Smallest share of the rank that leaves any block.")
+        float | None, typer.Option(help="Smallest share of the rank that is used.")
     ] = None,
-    max_loss_increase: Annotated[
-        float | None, typer.Option(help="Of a run: how far the last loss may lie above the lowest.")
-    ] = None,
+    max_loss_increase: LossIncrease = None,
     rule: Annotated[
         list[str] | None,
-        typer.Option(help="max_METRIC=NUMBER or min_METRIC=NUMBER for any metric; can be repeated."),
+        typer.Option(help="max_METRIC=NUMBER or min_METRIC=NUMBER of any metric; repeatable."),
     ] = None,
-    rules: Annotated[
-        Path | None, typer.Option(help="TOML file with a table [rules], and [against] analysis, tolerance.")
+    against: Annotated[
+        Path | None, typer.Option(help="Saved result of the model before: no layer may be smoother now.")
     ] = None,
-    against: Annotated[Path | None, typer.Option(help="Saved analysis: no layer may have become smoother.")] = None,
-    tolerance: Annotated[
-        float | None, typer.Option(help="By how much it may have; 0.02 without it.", show_default=False)
-    ] = None,
-    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML.")] = None,
-    github: Annotated[
-        bool, typer.Option("--github", help="Annotations of GitHub; by itself where GITHUB_ACTIONS is set.")
-    ] = False,
-    json: Json = False,
+    tolerance: Annotated[float, typer.Option(help="By how much it may be smoother than --against.")] = 0.02,
+    output: Verdicts = None,
+    format: ShortFormat = "table",
     *,
     load: dict[str, Any],
     reading: ReadingOptions,
 ) -> None:
-    """Hold a model to limits; exit code 1, with the layer and sub-block to blame, if it breaks one."""
+    """Check a model against limits; exit 1 and name the layer if one is exceeded."""
     from oversmooth.measurement.gate import gate as gate_
     from oversmooth.output.exports import annotations, write_junit
 
-    require_writable(junit)
-    file = _rules_file(rules) if rules is not None else {}
-    asked = {**file.get("rules", {}), **_given_rules(rule or ())}
+    require_format(format, VALUES["short_format"])
+    files = checked_files(output, (".json", ".xml"))
+    asked: dict[str, float] = _given_rules(rule or ())
     options = {
         "max_cosine": max_cosine,
         "max_between": max_between,
@@ -75,24 +82,26 @@ def gate(
         "max_loss_increase": max_loss_increase,
     }
     asked |= {name: value for name, value in options.items() if value is not None}
-    compared = file.get("against", {})
     with one_bar("Measuring, layers of sequences") as progress:
         result = gate_(
             target or completion.embedded_default(),
             data,
             rules=asked,
-            against=against or compared.get("analysis"),
-            tolerance=tolerance if tolerance is not None else compared.get("tolerance", 0.02),
+            against=against,
+            tolerance=tolerance,
             progress=progress,
             **load,
             **reading,
         )
-    if junit is not None:
-        write_junit(result, junit)
-    if github or os.environ.get("GITHUB_ACTIONS") == "true":
+    for path in files:
+        if path.suffix == ".xml":
+            write_junit(result, path)
+        else:
+            result.save(path)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in annotations(result):
             typer.echo(line, err=True)
-    typer.echo(result.to_json(indent=2) if json else _text(result))
+    typer.echo(result.to_json(indent=2) if format == "json" else _text(result))
     if not result.passed:
         raise typer.Exit(1)
 
@@ -115,26 +124,3 @@ def _given_rules(words: Any) -> dict[str, float]:
             problem = word if equals else f"{word}, without a value"
             raise BadValue("--rule", problem, "NAME=NUMBER, such as max_cosine=0.95") from error
     return found
-
-
-def _rules_file(path: Path) -> dict[str, Any]:
-    """The tables of a rules file; an analysis in it is found beside the file."""
-    from oversmooth.environment.files import read_text_file, toml_tables
-
-    tables = toml_tables(read_text_file(path, "a TOML file"), str(path))
-    for name, table in tables.items():
-        if name not in TABLES:
-            raise UnknownName("table of a rules file", name, TABLES)
-        if not isinstance(table, dict):
-            raise BadValue(f"{name} in {path}", table, "a table")
-    against = dict(tables.get("against", {}))
-    for key in against:
-        if key not in ("analysis", "tolerance"):
-            raise UnknownName("key of [against]", key, ("analysis", "tolerance"))
-    if "tolerance" in against and (
-        isinstance(against["tolerance"], bool) or not isinstance(against["tolerance"], int | float)
-    ):
-        raise BadValue("tolerance", against["tolerance"], "a number")
-    if "analysis" in against:
-        against["analysis"] = path.parent / str(against["analysis"])
-    return {"rules": tables.get("rules", {}), "against": against}

@@ -1,10 +1,18 @@
 """`oversmooth inspect`."""
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from oversmooth.commands.options import Showing, TargetArgument, embedded_default, reads_weights, show, shows_rows
+from oversmooth.commands.options import (
+    HeadRows,
+    Precision,
+    Showing,
+    SpectrumKind,
+    TargetArgument,
+    embedded_default,
+    reads_weights,
+    show,
+    shows_rows,
+)
 from oversmooth.output.console import one_bar
 
 
@@ -12,15 +20,9 @@ from oversmooth.output.console import one_bar
 @shows_rows
 def inspect(
     target: TargetArgument = None,
-    full: Annotated[
-        bool, typer.Option(help="Compute every eigenvalue of wide layers too, not just the extremes.")
-    ] = False,
-    extremes: Annotated[
-        bool,
-        typer.Option("--extremes", help="Only the extreme eigenvalues, certified by residuals, and no heads."),
-    ] = False,
-    heads: Annotated[bool, typer.Option("--heads", help="Also print a table with one row per head.")] = False,
-    dtype: Annotated[str, typer.Option(help="Precision of the eigenvalues: auto, float64 or float32.")] = "auto",
+    spectrum: SpectrumKind = "auto",
+    heads: HeadRows = False,
+    precision: Precision = "auto",
     *,
     load: dict[str, Any],
     showing: Showing,
@@ -29,13 +31,13 @@ def inspect(
     from oversmooth.output import tables
     from oversmooth.spectra.inspect import inspect as inspect_
 
+    showing.require_page_free()
     with one_bar("Reading layers") as progress:
         result = inspect_(
             target or embedded_default(),
-            full=full,
-            extremes=extremes,
+            spectrum=spectrum,
             heads=heads or None,
-            dtype=dtype,
+            precision=precision,
             progress=progress,
             **load,
         )

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from oversmooth.commands import options as completion
-from oversmooth.commands.options import Json
+from oversmooth.commands.options import VALUES, Format, markdown_of, require_format
 from oversmooth.errors import UnknownName
 
 Rows = list[dict[str, object]]
@@ -22,9 +22,10 @@ def list_(
         ),
     ] = None,
     search: Annotated[str | None, typer.Argument(help="Show only rows that contain this word.")] = None,
-    json: Json = False,
+    format: Format = "table",
 ) -> None:
     """List supported architectures, metrics, interventions, recipes, what-ifs and installed plugins."""
+    require_format(format, VALUES["printed_format"])
     if kind is not None and kind not in KINDS:
         raise UnknownName("kind", kind, tuple(KINDS))
     if kind is None:
@@ -33,16 +34,25 @@ def list_(
         rows = KINDS[kind]()
     if search is not None:
         rows = [row for row in rows if any(search.lower() in str(value).lower() for value in row.values())]
-    if json:
-        import json as json_module
+    _print(rows, format, f"No {kind} found." if search is None else f"No {kind} with {search!r}.")
 
-        typer.echo(json_module.dumps(rows, indent=2))
-    elif rows:
-        from oversmooth.output.tables import show_list
 
-        show_list(rows)
+def _print(rows: Rows, format: str, nothing: str) -> None:
+    """The rows in one of the formats; in words where there are none for a table."""
+    from oversmooth.output.tables import csv_text, show_list
+
+    if format == "json":
+        import json
+
+        typer.echo(json.dumps(rows, indent=2))
+    elif format == "csv":
+        typer.echo(csv_text(rows), nl=False)
+    elif not rows:
+        typer.echo(nothing)
+    elif format == "md":
+        typer.echo(markdown_of(lambda: show_list(rows)), nl=False)
     else:
-        typer.echo(f"No {kind} found." if search is None else f"No {kind} with {search!r}.")
+        show_list(rows)
 
 
 def architectures() -> Rows:

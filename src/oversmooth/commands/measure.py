@@ -1,7 +1,6 @@
 """`oversmooth measure`."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +8,7 @@ import typer
 from oversmooth.commands import options as completion
 from oversmooth.commands.options import (
     DataOption,
+    Lengths,
     Showing,
     TargetArgument,
     embedded_default,
@@ -18,17 +18,10 @@ from oversmooth.commands.options import (
     shows_rows,
 )
 from oversmooth.data.options import ReadingOptions
-from oversmooth.environment.files import require_writable
 from oversmooth.errors import BadValue, Conflict
 from oversmooth.output.console import one_bar
 
 # --- `--lengths` of `measure` and `predict`: the same texts cut to several lengths ---
-
-Lengths = Annotated[
-    str | None,
-    typer.Option(help="Cut the same texts to each of these lengths in tokens, such as 16,32,64, and show curves."),
-]
-LengthsPage = Annotated[Path | None, typer.Option(help="With --lengths: also write the curves as a page.")]
 
 
 def require_alone(others: Mapping[str, bool]) -> None:
@@ -41,27 +34,20 @@ def require_alone(others: Mapping[str, bool]) -> None:
 def over_lengths(
     target: str | None,
     data: str | None,
-    lengths: str | None,
-    page: Path | None,
+    lengths: str,
     showing: Showing,
     **options: Any,
 ) -> None:
     """Runs `measure_lengths` and shows what it found."""
+    from oversmooth.output.curve_pages import lengths_page
     from oversmooth.output.tables import show_lengths
     from oversmooth.prediction.lengths import measure_lengths
 
-    if lengths is None:
-        raise BadValue("--page", str(page), "given together with --lengths, which it shows")
     with one_bar("Measuring lengths") as progress:
         result = measure_lengths(
             target or embedded_default(), data, lengths=_numbers(lengths), progress=progress, **options
         )
-    if page is not None:
-        from oversmooth.output.curve_pages import lengths_page
-        from oversmooth.output.render import write_page
-
-        write_page(lengths_page(result), page)
-    show(result, lambda: show_lengths(result), showing)
+    show(result, lambda: show_lengths(result), showing, page=lambda: lengths_page(result))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -80,30 +66,27 @@ def measure(
     metrics: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated metrics; `steps`, `attention` and `all` stand for several.",
+            help=f"Comma-separated; the first three are groups.\n{' '.join(completion.VALUES['metric'])}",
             autocompletion=completion.values("metric"),
         ),
     ] = None,
     at: Annotated[
         str,
         typer.Option(
-            help="Where to measure: stream, norms, branches, all, or a comma-separated list of places.",
+            help=f"Comma-separated; the first four are groups.\n{' '.join(completion.VALUES['place'])}",
             autocompletion=completion.values("place"),
         ),
     ] = "stream",
     prefix_tokens: Annotated[
         str,
         typer.Option(
-            help="What to do with CLS and register tokens: keep or drop.",
+            help="CLS and register tokens: keep or drop.",
             autocompletion=completion.values("prefix_tokens"),
         ),
     ] = "keep",
-    pairs: Annotated[
-        bool, typer.Option("--pairs", help="Also measure how the cosines of all pairs of tokens are spread.")
-    ] = False,
-    null: Annotated[bool, typer.Option("--null", help="Also measure the same architecture untrained.")] = False,
+    pairs: Annotated[bool, typer.Option("--pairs", help="Also the spread of the cosines of pairs of tokens.")] = False,
+    null: Annotated[bool, typer.Option("--null", help="Also measure the architecture with fresh weights.")] = False,
     lengths: Lengths = None,
-    page: LengthsPage = None,
     *,
     load: dict[str, Any],
     showing: Showing,
@@ -114,22 +97,21 @@ def measure(
     from oversmooth.measurement.metrics import DEFAULT_METRICS
     from oversmooth.output import tables
 
-    require_writable(page)
     names = tuple(metrics.split(",")) if metrics else DEFAULT_METRICS
-    if lengths is not None or page is not None:
+    if lengths is not None:
         others = {"--at": at != "stream", "--prefix-tokens": prefix_tokens != "keep", "--null": null, "--pairs": pairs}
         require_alone(others)
         over_lengths(
             target,
             data,
             lengths,
-            page,
             showing,
             metrics=names,
             **load,
             **reading,
         )
         return
+    showing.require_page_free()
     with one_bar("Measuring, layers of sequences") as progress:
         result = measure_(
             target or embedded_default(),

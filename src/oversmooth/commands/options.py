@@ -1,10 +1,12 @@
-"""Options that verbs share, values behind TAB, and how a verb shows its result.
+"""Options that verbs share, each declared once; values behind TAB; how a verb shows its result.
 
-The lists repeat tables that live beside code which needs torch; a test compares each with its table.
+A panel is a heading of the help. A hidden option is rare: `--help-all` shows it. The lists repeat tables that live beside
+code which needs torch; a test compares each with its table.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -13,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oversmooth.environment.files import require_writable
-from oversmooth.errors import BadValue, Conflict, UnknownName
+from oversmooth.errors import BadValue, UnknownName
 
 if TYPE_CHECKING:
+    from oversmooth.output.blocks import Page
     from oversmooth.results import Row
     from oversmooth.results.base import SavedResult
 
@@ -28,10 +31,11 @@ VALUES: dict[str, tuple[str, ...]] = {
         *("all", "similarity", "eigenvalue", "skip", "norm-signs"),
         *("parametrization", "vision", "language", "baselines"),
     ),
+    "device_map": ("auto", "balanced", "balanced_low_0", "sequential"),
     "dtype": ("stored", "float32", "bfloat16", "float16"),
     "engine": ("auto", "serial", "process", "ray"),
     "kind": ("architectures", "metrics", "interventions", "recipes", "what-ifs", "plugins"),
-    "loss_task": ("causal language", "masked language", "classification", "similarity"),
+    "loss_task": ("causal-lm", "masked-lm", "classification", "similarity"),
     "metric": (
         *(
             "all",
@@ -52,7 +56,6 @@ VALUES: dict[str, tuple[str, ...]] = {
         *("influence_shared", "influence_differing", "undone"),
         *("attention_entropy", "effective_tokens", "sink_rate", "attention_rank"),
     ),
-    "page_format": ("html", "md", "card"),
     "part": ("attention", "feed-forward", "block"),
     "place": (
         *("all", "stream", "norms", "branches"),
@@ -69,12 +72,14 @@ VALUES: dict[str, tuple[str, ...]] = {
         ),
         *("ffn_norm", "attn_branch", "cross_branch", "ffn_branch"),
     ),
-    "precision": ("float32", "float64"),
+    "precision": ("auto", "float32", "float64"),
     "prefix_tokens": ("keep", "drop"),
-    "printed_format": ("table", "md", "json"),
+    "printed_format": ("table", "json", "md", "csv"),
     "prune_by": ("influence", "loss"),
     "scale": ("cpu", "full"),
+    "short_format": ("table", "json"),
     "setting": ("superglue", "glue"),
+    "spectrum": ("auto", "extremes", "full"),
     "task": ("superglue", "boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc", "axb", "axg"),
     "variant": (
         *("vanilla", "sharpen", "smooth", "sharpen-measured", "smooth-measured", "free", "sharpen-start"),
@@ -121,72 +126,16 @@ def recipes(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)] + targets(incomplete)
 
 
-# --- options that several commands have, and the default target ---
+# --- what to point at ---
 
 TargetArgument = Annotated[
     str | None,
     typer.Argument(
-        help="Folder, .safetensors/.bin/.pt/.gguf file, URL, hub id or timm name. Default: the example model.",
+        help="Folder, file (.safetensors .bin .pt .gguf), URL, hub id or timm name. Default: the example model.",
         show_default=False,
         autocompletion=targets,
     ),
 ]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")]
-Base = Annotated[
-    str | None, typer.Option(help="The model that an adapter's folder was trained on, where its config names another.")
-]
-RunDtype = Annotated[
-    str | None,
-    typer.Option(
-        help="What the model runs in: stored (default), float32, bfloat16 or float16.",
-        autocompletion=values("dtype"),
-    ),
-]
-Offload = Annotated[
-    bool | None,
-    typer.Option(
-        "--offload/--no-offload",
-        help="Read weights block by block while the model runs; without it: where they do not fit into memory.",
-        show_default=False,
-    ),
-]
-ModelType = Annotated[
-    str | None, typer.Option(help="Model type of a file without a config; see `oversmooth list architectures`.")
-]
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Text file or folder, image folder, .parquet/.jsonl/.csv table, or NAME:SPLIT of a hub dataset. "
-        "Default: built-in samples.",
-        autocompletion=targets,
-    ),
-]
-WhatIfs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--what-if",
-        help="Also predict each layer with this change; repeatable: no_skip, no_biases, flip_norms, positive_norms, "
-        "scale:F, interval:LOW,HIGH, layerscale:G, attnscale:W, featscale:T1,T2, centered, gfsa:W0,W1,WK, tempscale:T, "
-        "differential:SHARE, gate:GAIN, layernorm_scaling:LAYER.",
-        autocompletion=values("what_if"),
-    ),
-]
-LossTask = Annotated[
-    str | None,
-    typer.Option(
-        help="`causal language`, `masked language`, `classification` or `similarity`. Default: what it has a head for.",
-        autocompletion=values("loss_task"),
-    ),
-]
-MaxSamples = Annotated[int | None, typer.Option(help="Stop after this many sequences.", min=1)]
-BatchSize = Annotated[int, typer.Option(help="Sequences per forward pass.", min=1)]
-MaxTokens = Annotated[int, typer.Option(help="Cut longer texts into windows of this many tokens.", min=2)]
-Seed = Annotated[int, typer.Option(help="Seed of generated inputs.", min=0, max=2**64 - 1)]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, ... Default: the device the model loads on.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")]
-TrustRemoteCode = Annotated[bool, typer.Option(help="Allow code from the model's repository to run.")]
-Heads = Annotated[int | None, typer.Option(help="Number of attention heads, if no config gives it.", min=1)]
-ValueHeads = Annotated[int | None, typer.Option(help="Number of key/value heads, if no config gives it.", min=1)]
 
 
 def embedded_default() -> str:
@@ -196,7 +145,51 @@ def embedded_default() -> str:
     return str(example_model())
 
 
-# --- groups of options that go together in several commands: stated once ---
+# --- options of single verbs that more than one has ---
+
+WhatIfs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--what-if",
+        help="Also predict each layer with this change; repeatable.\n"
+        "no_skip no_biases flip_norms positive_norms centered scale:F interval:LOW,HIGH layerscale:G "
+        "residual_scaling:G attnscale:W featscale:T1,T2 gfsa:W0,W1,WK tempscale:T differential:SHARE gate:GAIN "
+        "layernorm_scaling:LAYER",
+        autocompletion=values("what_if"),
+    ),
+]
+Solve = Annotated[int, typer.Option(help="Sequences whose eigenvalues are solved; 0: no theory.", min=0)]
+LossTask = Annotated[
+    str | None,
+    typer.Option(
+        help="causal-lm, masked-lm, classification or similarity.",
+        autocompletion=values("loss_task"),
+    ),
+]
+Lengths = Annotated[
+    str | None,
+    typer.Option(help="Cut texts to each of these lengths: 16,32,64."),
+]
+HeadRows = Annotated[bool, typer.Option("--heads", help="Also one row per head.")]
+LossIncrease = Annotated[float | None, typer.Option(help="Largest increase of the loss that is allowed.")]
+SpectrumKind = Annotated[
+    str,
+    typer.Option(
+        "--spectrum",
+        help="Of wide layers: auto, extremes (fast) or full.",
+        autocompletion=values("spectrum"),
+    ),
+]
+Precision = Annotated[
+    str,
+    typer.Option(help="Of our own computation: auto, float32 or float64.", autocompletion=values("precision")),
+]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.", min=0, max=2**64 - 1)]
+Override = Annotated[list[str] | None, typer.Option("--set", help="Set section.key=value of the recipe; repeatable.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue what a stopped run left in the folder.")]
+
+
+# --- groups of options that go together: stated once ---
 
 Options = Mapping[str, tuple[Any, object]]
 """Type and default of each option, in the order of `--help`."""
@@ -223,7 +216,38 @@ def with_options(
     return run
 
 
-# --- how a model is opened and run: the options of every command that takes one ---
+# --- Model: how it is opened and run, in every verb that takes one ---
+
+_of_model = partial(typer.Option, rich_help_panel="Model")
+
+Revision = Annotated[str | None, _of_model(help="Branch, tag or commit of a hub repository.")]
+Base = Annotated[str | None, _of_model(help="Base model of an adapter, if its config names another.")]
+RunDtype = Annotated[
+    str | None,
+    _of_model(help="stored (default), float32, bfloat16 or float16.", autocompletion=values("dtype")),
+]
+Device = Annotated[str | None, _of_model(help="cpu, cuda, mps, ... Default: where the model loads.")]
+DeviceMap = Annotated[
+    str | None,
+    _of_model(help="Spread over devices: auto, balanced or sequential.", autocompletion=values("device_map")),
+]
+Offload = Annotated[
+    bool | None,
+    _of_model(
+        "--offload/--no-offload",
+        help="Keep weights on disk. Default: if memory is too small.",
+        show_default=False,
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool, _of_model("--trust-remote-code", help="Allow code from the model's repository to run.")
+]
+ModelType = Annotated[
+    str | None,
+    _of_model(help="Model type of a file without a config; see `oversmooth list architectures`.", hidden=True),
+]
+Heads = Annotated[int | None, _of_model(help="Attention heads, if no config says it.", min=1, hidden=True)]
+ValueHeads = Annotated[int | None, _of_model(help="Key/value heads, if no config says it.", min=1, hidden=True)]
 
 SOURCE_OPTIONS: Options = {
     "base": (Base, None),
@@ -233,13 +257,13 @@ SOURCE_OPTIONS: Options = {
     "n_kv": (ValueHeads, None),
 }
 LOAD_OPTIONS: Options = {
-    **SOURCE_OPTIONS,
     "device": (Device, None),
     "dtype": (RunDtype, None),
+    "device_map": (DeviceMap, None),
     "offload": (Offload, None),
     "trust_remote_code": (TrustRemoteCode, False),
+    **SOURCE_OPTIONS,
 }
-"""Type and default of each, in the order of `--help`."""
 
 
 def reads_weights(command: Callable[..., None]) -> Callable[..., None]:
@@ -252,41 +276,55 @@ def runs_model(command: Callable[..., None]) -> Callable[..., None]:
     return with_options(command, "load", LOAD_OPTIONS, dict)
 
 
-# --- the options of every command that runs a model on data, stated once ---
+# --- Data: what the model is run on, in every verb that runs one ---
 
-PerLine = Annotated[
-    bool, typer.Option("--per-line", help="Each line of a text file is a text; otherwise paragraphs are.")
+_of_data = partial(typer.Option, rich_help_panel="Data")
+
+DataOption = Annotated[
+    str | None,
+    _of_data(
+        help="Text file, folder of texts or images, table (.parquet .jsonl .csv), or NAME:SPLIT of a hub dataset. "
+        "Default: built-in samples.",
+        autocompletion=targets,
+    ),
 ]
+MaxSamples = Annotated[
+    int | None, _of_data("--max-samples", "--limit", help="Stop after this many sequences. Also: --limit.", min=1)
+]
+BatchSize = Annotated[int, _of_data(help="Sequences per forward pass.", min=1)]
+MaxTokens = Annotated[int, _of_data(help="Cut texts into windows of this many tokens.", min=2)]
+PerLine = Annotated[bool, _of_data("--per-line", help="Lines of a text file are texts, not its paragraphs.")]
+Tokenizer = Annotated[str | None, _of_data(help="Folder or hub id of another tokenizer.")]
 Ids = Annotated[
     str | None,
-    typer.Option(help="Token ids in place of text: a file with one sequence per line, .jsonl or .npy."),
-]
-Tokenizer = Annotated[
-    str | None, typer.Option(help="Folder or hub id of a tokenizer to use in place of the model's own.")
+    _of_data(help="Token ids in place of text: one sequence per line, .jsonl or .npy.", hidden=True),
 ]
 AllowUnknown = Annotated[
-    bool, typer.Option("--allow-unknown", help="Go on where the tokenizer knows less than four fifths of the text.")
+    bool,
+    _of_data("--allow-unknown", help="Continue even if over 20% of the tokens are unknown.", hidden=True),
 ]
-Mean = Annotated[str | None, typer.Option(help="Mean of pixels in [0, 1]: one number, or one per channel with commas.")]
-Std = Annotated[str | None, typer.Option(help="Standard deviation of pixels, likewise.")]
-Size = Annotated[int | None, typer.Option(help="Resize the shorter side of images to this.", min=1)]
-Crop = Annotated[int | None, typer.Option(help="Then cut this square out of the middle; by default --size.", min=1)]
+Mean = Annotated[
+    str | None, _of_data(help="Mean of pixels in [0, 1]: one number, or one per channel with commas.", hidden=True)
+]
+Std = Annotated[str | None, _of_data(help="Standard deviation of pixels, likewise.", hidden=True)]
+Size = Annotated[int | None, _of_data(help="Resize the shorter side of images to this.", min=1, hidden=True)]
+Crop = Annotated[int | None, _of_data(help="Center-crop to this size. Default: --size.", min=1, hidden=True)]
+DataSeed = Annotated[int, _of_data(help="Seed of everything random.", min=0, max=2**64 - 1, hidden=True)]
 
-DATA_OPTIONS: dict[str, tuple[Any, object]] = {
+DATA_OPTIONS: Options = {
     "max_samples": (MaxSamples, None),
     "batch_size": (BatchSize, 8),
     "max_tokens": (MaxTokens, 128),
     "per_line": (PerLine, False),
-    "ids": (Ids, None),
     "tokenizer": (Tokenizer, None),
+    "ids": (Ids, None),
     "allow_unknown": (AllowUnknown, False),
     "mean": (Mean, None),
     "std": (Std, None),
     "size": (Size, None),
     "crop": (Crop, None),
-    "seed": (Seed, 0),
+    "seed": (DataSeed, 0),
 }
-"""Type and default of each, in the order of `--help`."""
 
 
 def reads_data(command: Callable[..., None]) -> Callable[..., None]:
@@ -321,74 +359,149 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
         raise BadValue(f"--{name}", text, "numbers with commas between them, such as 0.485,0.456,0.406") from error
 
 
-# --- how a verb ends: rows into files where asked for, then a table, Markdown or JSON ---
+# --- Output: the answer on the terminal, and files whose suffix says what they hold ---
 
+_of_output = partial(typer.Option, rich_help_panel="Output")
+
+Files = Annotated[
+    list[Path] | None,
+    _of_output(
+        "--output",
+        "-o",
+        help="Also write a .json .md .csv .parquet file; repeatable.",
+        metavar="FILE",
+    ),
+]
+Pages = Annotated[
+    list[Path] | None,
+    _of_output("--output", "-o", help="File to write: .html or .md; repeatable.", metavar="FILE"),
+]
+NewFolder = partial(_of_output, "--output", "-o", metavar="FOLDER")
 Format = Annotated[
     str,
-    typer.Option(help="What is printed: table, md (Markdown) or json.", autocompletion=values("printed_format")),
+    _of_output(help="What is printed: table, json, md or csv.", autocompletion=values("printed_format")),
 ]
-CsvFile = Annotated[
-    Path | None, typer.Option(help="Also write the rows to this CSV file, with the model and what they rest on.")
+ShortFormat = Annotated[
+    str, _of_output("--format", help="What is printed: table or json.", autocompletion=values("short_format"))
 ]
-ParquetFile = Annotated[Path | None, typer.Option(help="Also write the same rows to this Parquet file.")]
-OUTPUT_OPTIONS: Options = {
-    "format": (Format, "table"),
-    "json": (Json, False),
-    "csv": (CsvFile, None),
-    "parquet": (ParquetFile, None),
-}
+Tables = Annotated[Path | None, _of_output(help="Also write every table as CSV and Parquet here.", metavar="FOLDER")]
+
+WRITTEN = (".json", ".md", ".csv", ".parquet", ".html")
 
 
 @dataclass(frozen=True, slots=True)
 class Showing:
-    """What is printed, and the files that the rows go into."""
+    """What is printed, and the files that are written."""
 
     format: str = "table"
-    csv: Path | None = None
-    parquet: Path | None = None
+    files: tuple[Path, ...] = ()
+
+    def require_page_free(self) -> None:
+        """Refuses a page where a verb has none, before any work."""
+        for path in self.files:
+            if path.suffix == ".html":
+                raise BadValue(
+                    "--output", str(path), "a .json, .md, .csv or .parquet file here", "Pages: oversmooth report"
+                )
 
 
 def shows_rows(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the options for what it shows, which it receives together as `showing`, checked before it runs."""
-    return with_options(command, "showing", OUTPUT_OPTIONS, _showing)
+    return with_options(command, "showing", {"output": (Files, None), "format": (Format, "table")}, _showing)
+
+
+def prints_rows(command: Callable[..., None]) -> Callable[..., None]:
+    """The same for a command whose `--output` is something else."""
+    return with_options(command, "showing", {"format": (Format, "table")}, _showing)
 
 
 def _showing(given: dict[str, Any]) -> Showing:
-    known = VALUES["printed_format"]
-    if given["format"] not in known:
-        raise UnknownName("format", given["format"], known)
-    if given["json"] and given["format"] == "md":
-        raise Conflict(["--json", "--format md"])
-    require_writable(given["csv"], given["parquet"])
-    if given["parquet"] is not None:
+    require_format(given["format"], VALUES["printed_format"])
+    return Showing(given["format"], checked_files(given.get("output"), WRITTEN))
+
+
+def require_format(asked: str, known: tuple[str, ...]) -> None:
+    if asked == "parquet":
+        raise BadValue("--format", asked, f"one of {', '.join(known)}", "Parquet goes into a file: -o FILE.parquet")
+    if asked not in known:
+        raise UnknownName("format", asked, known)
+
+
+def checked_files(asked: "list[Path] | None", suffixes: tuple[str, ...]) -> tuple[Path, ...]:
+    """The files of `--output`, refused before any work where one has another suffix or cannot be written."""
+    files = tuple(asked or ())
+    for path in files:
+        if path.suffix not in suffixes:
+            raise BadValue("--output", str(path), f"a file that ends in {', '.join(suffixes)}")
+    require_writable(*files)
+    if any(path.suffix == ".parquet" for path in files):
         from oversmooth.output.exports import require_parquet
 
-        require_parquet("--parquet")
-    return Showing("json" if given["json"] else given["format"], given["csv"], given["parquet"])
+        require_parquet("--output FILE.parquet")
+    return files
 
 
-def show(result: "SavedResult", table: Callable[[], None], showing: Showing, rows: "list[Row] | None" = None) -> None:
-    """Writes and prints the result; `rows` are those of the files where they are not the result's own."""
-    if showing.csv is not None or showing.parquet is not None:
-        _write(result, result.rows() if rows is None else rows, showing)
+def show(
+    result: "SavedResult",
+    table: Callable[[], None],
+    showing: Showing,
+    rows: "list[Row] | None" = None,
+    page: "Callable[[], Page] | None" = None,
+) -> None:
+    """Writes and prints the result; `rows` are those of tables where they are not the result's own."""
+    rows = result.rows() if rows is None else rows
+    for path in showing.files:
+        _write(path, result, table, rows, page)
     if showing.format == "json":
         typer.echo(result.to_json(indent=2))
-    elif showing.format == "md":
-        from oversmooth.output.console import as_markdown
+    elif showing.format == "csv":
+        from oversmooth.output.tables import csv_text
 
-        with as_markdown():
-            table()
+        typer.echo(csv_text(_sourced(result, rows)), nl=False)
+    elif showing.format == "md":
+        typer.echo(markdown_of(table), nl=False)
     else:
         table()
 
 
-def _write(result: Any, rows: "list[Row]", showing: Showing) -> None:
-    """Every row with the model and what its numbers rest on."""
-    from oversmooth.output.exports import sourced, write_parquet
-    from oversmooth.output.tables import write_csv
+def _write(
+    path: Path, result: Any, table: Callable[[], None], rows: "list[Row]", page: "Callable[[], Page] | None"
+) -> None:
+    """One file, in the format of its suffix."""
+    from oversmooth.environment.files import write_text_whole
 
-    whole = sourced(rows, result.provenance, getattr(result, "data", None))
-    if showing.csv is not None:
-        write_csv(showing.csv, whole)
-    if showing.parquet is not None:
-        write_parquet(showing.parquet, whole)
+    if path.suffix == ".json":
+        result.save(path)
+    elif path.suffix == ".md":
+        write_text_whole(path, markdown_of(table))
+    elif path.suffix == ".csv":
+        from oversmooth.output.tables import csv_text
+
+        write_text_whole(path, csv_text(_sourced(result, rows)))
+    elif path.suffix == ".parquet":
+        from oversmooth.output.exports import write_parquet
+
+        write_parquet(path, _sourced(result, rows))
+    elif page is not None:
+        from oversmooth.output.render import write_page
+
+        write_page(page(), path)
+
+
+def markdown_of(table: Callable[[], None]) -> str:
+    """What the table prints, as Markdown."""
+    import io
+    from contextlib import redirect_stdout
+
+    from oversmooth.output.console import as_markdown
+
+    with as_markdown(), redirect_stdout(io.StringIO()) as text:
+        table()
+    return text.getvalue()
+
+
+def _sourced(result: Any, rows: "list[Row]") -> "list[Row]":
+    """Every row with the model and what its numbers rest on."""
+    from oversmooth.output.exports import sourced
+
+    return sourced(rows, result.provenance, getattr(result, "data", None))

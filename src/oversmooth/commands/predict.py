@@ -4,11 +4,14 @@ from typing import Annotated, Any
 
 import typer
 
-from oversmooth.commands import options as completion
-from oversmooth.commands.measure import Lengths, LengthsPage, over_lengths, require_alone
+from oversmooth.commands.measure import over_lengths, require_alone
 from oversmooth.commands.options import (
     DataOption,
+    HeadRows,
+    Lengths,
+    Precision,
     Showing,
+    Solve,
     TargetArgument,
     WhatIfs,
     embedded_default,
@@ -18,7 +21,6 @@ from oversmooth.commands.options import (
     shows_rows,
 )
 from oversmooth.data.options import ReadingOptions
-from oversmooth.environment.files import require_writable
 from oversmooth.output.console import one_bar
 
 
@@ -32,16 +34,10 @@ def predict(
     simulate: Annotated[
         int, typer.Option(help="Iterate each layer this many times at fixed attention, on the first sequence.", min=0)
     ] = 0,
-    solve: Annotated[int, typer.Option(help="Number of sequences whose eigenvalue problems are solved.", min=1)] = 4,
-    heads: Annotated[bool, typer.Option("--heads", help="Also print a table with one row per head.")] = False,
-    precision: Annotated[
-        str,
-        typer.Option(
-            help="Precision of the theory: float32 or float64.", autocompletion=completion.values("precision")
-        ),
-    ] = "float32",
+    solve: Solve = 4,
+    heads: HeadRows = False,
+    precision: Precision = "auto",
     lengths: Lengths = None,
-    page: LengthsPage = None,
     *,
     load: dict[str, Any],
     showing: Showing,
@@ -51,15 +47,13 @@ def predict(
     from oversmooth.output.tables import show_prediction
     from oversmooth.prediction.predict import predict as predict_
 
-    require_writable(page)
-    if lengths is not None or page is not None:
+    if lengths is not None:
         others = {"--what-if": bool(what_if), "--simulate": bool(simulate), "--heads": heads}
-        require_alone({**others, "--precision": precision != "float32"})
+        require_alone({**others, "--precision": precision != "auto"})
         over_lengths(
             target,
             data,
             lengths,
-            page,
             showing,
             predicts=True,
             solve=solve,
@@ -67,6 +61,7 @@ def predict(
             **reading,
         )
         return
+    showing.require_page_free()
     with one_bar("Predicting, layers of sequences") as progress:
         result = predict_(
             target or embedded_default(),

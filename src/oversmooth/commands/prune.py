@@ -6,32 +6,40 @@ from typing import Annotated, Any
 import typer
 
 from oversmooth.commands import options as completion
-from oversmooth.commands.options import DataOption, LossTask, Showing, reads_data, runs_model, show, shows_rows
+from oversmooth.commands.options import (
+    DataOption,
+    LossIncrease,
+    LossTask,
+    NewFolder,
+    Showing,
+    prints_rows,
+    reads_data,
+    runs_model,
+    show,
+)
 from oversmooth.data.options import ReadingOptions
 from oversmooth.output.console import one_bar
 
 
 @runs_model
 @reads_data
-@shows_rows
+@prints_rows
 def prune(
     target: Annotated[
         str,
-        typer.Argument(help="Local checkpoint: a folder.", show_default=False, autocompletion=completion.targets),
+        typer.Argument(help="Folder of a local checkpoint.", show_default=False, autocompletion=completion.targets),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write to; must be new or empty.")],
+    output: Annotated[Path, NewFolder(help="Folder of the new checkpoint; new or empty.")],
     blocks: Annotated[str | None, typer.Option(help="Blocks to remove, such as 9-11.")] = None,
     budget: Annotated[float | None, typer.Option(help="Share of the blocks to remove, such as 0.25.")] = None,
     by: Annotated[
         str,
         typer.Option(
-            help="With --budget, remove those of the lowest influence, or whose removal costs least loss.",
+            help="With --budget, remove blocks of the lowest influence, or of the lowest cost in loss.",
             autocompletion=completion.values("prune_by"),
         ),
     ] = "influence",
-    max_loss_increase: Annotated[
-        float | None, typer.Option(help="Write nothing if the loss grows by more than this.")
-    ] = None,
+    max_loss_increase: LossIncrease = None,
     data: DataOption = None,
     task: LossTask = None,
     *,
@@ -46,7 +54,7 @@ def prune(
     with one_bar("Running sequences") as progress:
         result = prune_(
             target,
-            out,
+            output,
             data,
             blocks=blocks,
             budget=budget,

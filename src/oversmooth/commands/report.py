@@ -6,11 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oversmooth.commands import options as completion
-from oversmooth.commands.options import DataOption, WhatIfs, embedded_default, reads_data, runs_model, words_of
+from oversmooth.commands.options import (
+    DataOption,
+    Pages,
+    Solve,
+    Tables,
+    WhatIfs,
+    checked_files,
+    embedded_default,
+    reads_data,
+    runs_model,
+    words_of,
+)
 from oversmooth.data.options import ReadingOptions
-from oversmooth.environment.files import make_folder, require_writable, write_whole
-from oversmooth.errors import BadValue, BrokenFile, UnknownName, WrongBatch
+from oversmooth.environment.files import make_folder, require_writable, write_text_whole
+from oversmooth.errors import BadValue, BrokenFile, WrongBatch
 from oversmooth.output.console import stages
 
 if TYPE_CHECKING:
@@ -23,21 +33,20 @@ if TYPE_CHECKING:
 
 # --- what `report` and `compare` share: analyses of targets, the page that shows them, and where it goes ---
 
-SAVED = "an analysis saved with `oversmooth report --save`"
+SAVED = "an analysis saved with `oversmooth report -o FILE.json`"
 
 
-def destination(output: Path | None, name: str, format: str, tables: Path | None) -> Path:
-    """Where the page goes; refused before any work where the format is unknown or something cannot be written."""
-    if format not in completion.VALUES["page_format"]:
-        raise UnknownName("format", format, completion.VALUES["page_format"])
-    output = output or Path(f"{name}.{'html' if format == 'html' else 'md'}")
-    require_writable(output)
+def destinations(
+    output: "list[Path] | None", default: str | None, suffixes: tuple[str, ...], tables: Path | None
+) -> tuple[Path, ...]:
+    """Where pages go; refused before any work where something has another suffix or cannot be written."""
+    files = checked_files(output or ([Path(default)] if default else None), suffixes)
     if tables is not None:
         from oversmooth.output.exports import require_parquet
 
         require_parquet("--tables")
         make_folder(tables)
-    return output
+    return files
 
 
 Readings = Mapping[str, ReadingOptions]
@@ -216,23 +225,21 @@ def put_tables(analyses: Sequence["Analysis"], folder: Path | None, models: Sequ
             typer.echo(path, err=True)
 
 
-def put_page(page: "Page", output: Path, format: str) -> None:
-    """Writes the page and says what is on it."""
-    if format == "md":
-        from oversmooth.output.render import markdown_of
+def put_page(page: "Page", files: Sequence[Path]) -> None:
+    """Writes the page into every file that can hold one, and says what is on it."""
+    from oversmooth.output.render import markdown_of, write_page
 
-        text = markdown_of(page)
-        write_whole(output, lambda partial: partial.write_text(text, encoding="utf-8"))
-    else:
-        from oversmooth.output.render import write_page
-
-        write_page(page, output)
     typer.echo(page.verdict)
-    typer.echo(f"report: {output.absolute()}")
+    for path in files:
+        if path.suffix == ".md":
+            write_text_whole(path, markdown_of(page))
+        elif path.suffix == ".html":
+            write_page(page, path)
+        typer.echo(f"{'analysis' if path.suffix == '.json' else 'report'}: {path.absolute()}")
 
 
 def saved_analysis(path: Path) -> "Analysis":
-    """What `oversmooth report --save` wrote."""
+    """What `oversmooth report -o FILE.json` wrote."""
     from oversmooth.environment.files import json_object
     from oversmooth.models.stores.store import LARGEST_JSON, LocalFolder, read_small
     from oversmooth.results import Analysis
@@ -265,22 +272,6 @@ def _analysis(
 
 # --- `oversmooth report` and `compare`: one page ---
 
-Solve = Annotated[
-    int,
-    typer.Option(
-        help="Number of sequences whose eigenvalue problems are solved; 0 writes the page without theory.", min=0
-    ),
-]
-PageFormat = Annotated[
-    str,
-    typer.Option(
-        help="html, md (for pull requests) or card (a section of a model card).",
-        autocompletion=completion.values("page_format"),
-    ),
-]
-
-Tables = Annotated[Path | None, typer.Option(help="Also write every table as CSV and Parquet into this folder.")]
-
 
 @runs_model
 @reads_data
@@ -288,26 +279,27 @@ def report(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A model, several, an analysis saved with --save, the folder or .jsonl log of a run, or the folder of a "
-            "survey. Default: the example model.",
+            help="Models, a saved analysis (.json), the folder or log of a run, or the folder of a survey. "
+            "Default: the example model.",
             show_default=False,
         ),
     ] = None,
     data: DataOption = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write. Default: report.html or report.md.")
-    ] = None,
-    format: PageFormat = "html",
-    save: Annotated[
-        Path | None, typer.Option(help="Also save the analysis as JSON; `report` and `compare` can open it again.")
-    ] = None,
-    figures: Annotated[
-        Path | None, typer.Option(help="Also write the card and every chart as SVG and PNG into this folder.")
-    ] = None,
-    tables: Tables = None,
     solve: Solve = 2,
     what_if: WhatIfs = None,
-    name: Annotated[str | None, typer.Option(help="Name of the model on its card. Default: what was analysed.")] = None,
+    output: Pages = None,
+    card: Annotated[
+        Path | None,
+        typer.Option(help="Write a section of a model card (Markdown).", metavar="FILE", rich_help_panel="Output"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model on its card.", rich_help_panel="Output", hidden=True)
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="Also write every chart as SVG and PNG here.", metavar="FOLDER", rich_help_panel="Output"),
+    ] = None,
+    tables: Tables = None,
     *,
     load: dict[str, Any],
     reading: ReadingOptions,
@@ -317,51 +309,50 @@ def report(
 
     chosen = targets or [embedded_default()]
     if len(chosen) == 1 and (Path(chosen[0]).expanduser() / ABOUT).is_file():
-        _survey_page(Path(chosen[0]).expanduser(), output or Path("atlas.html"))
+        _survey_page(Path(chosen[0]).expanduser(), destinations(output, "atlas.html", (".html",), None))
         return
-    output = destination(output, "report", format, tables)
-    require_writable(save)
-    _require_one(chosen, {"--save": save, "--figures": figures})
+    files = destinations(output, None if card else "report.html", (".html", ".md", ".json"), tables)
+    require_writable(card)
+    saved = [path for path in files if path.suffix == ".json"]
+    _require_one(chosen, {"--output FILE.json": saved[0] if saved else None, "--figures": figures, "--card": card})
     page = other_page(chosen)
     if page is not None:
-        put_page(page, output, format)
+        if saved or card is not None:
+            raise BadValue("--output", str(saved[0] if saved else card), "a .html or .md file for a run")
+        put_page(page, files)
         return
     readings = _readings(chosen, load, data, reading)
     analyses, page = analysed(chosen, load, data, readings, {"solve": solve, "what_ifs": what_if})
-    if save is not None:
-        text = analyses[0].to_json(indent=1)
-        write_whole(save, lambda partial: partial.write_text(text, encoding="utf-8"))
+    for path in saved:
+        analyses[0].save(path)
     if figures is not None:
         from oversmooth.output.figures import write_figures
 
         for path in write_figures(analyses[0], figures):
             typer.echo(path, err=True)
     put_tables(analyses, tables)
-    if format == "card":
-        _write_card(analyses, name, output)
-    else:
-        put_page(page, output, format)
+    if files:
+        put_page(page, files)
+    if card is not None:
+        _write_card(analyses[0], name, card)
 
 
-def _survey_page(folder: Path, output: Path) -> None:
+def _survey_page(folder: Path, files: Sequence[Path]) -> None:
     """The picture of a survey: every model of it on one page, with filters."""
     from oversmooth.output.atlas import atlas_html
 
-    require_writable(output)
     page = atlas_html(folder)
-    write_whole(output, lambda place: place.write_text(page, encoding="utf-8"))
-    typer.echo(f"report: {output.absolute()} ({len(page) / 2**20:.1f} MB)")
+    for path in files:
+        write_text_whole(path, page)
+        typer.echo(f"report: {path.absolute()} ({len(page) / 2**20:.1f} MB)")
 
 
-def _write_card(analyses: Sequence["Analysis"], name: str | None, output: Path) -> None:
+def _write_card(analysis: "Analysis", name: str | None, path: Path) -> None:
     """The hub's evaluation results as YAML, and the same for readers."""
     from oversmooth.output.render import card
 
-    if len(analyses) > 1:
-        raise BadValue("--format card", "several models", "given with one model at a time")
-    text = card(analyses[0], name or Path(analyses[0].inspection.provenance.target).name)
-    write_whole(output, lambda partial: partial.write_text(text, encoding="utf-8"))
-    typer.echo(f"card: {output.absolute()}")
+    write_text_whole(path, card(analysis, name or Path(analysis.inspection.provenance.target).name))
+    typer.echo(f"card: {path.absolute()}")
 
 
 def _readings(targets: list[str], load: dict[str, Any], data: str | None, reading: ReadingOptions) -> Readings:

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from oversmooth.commands import options as completion
+from oversmooth.commands.help import command_line
+from oversmooth.commands.options import NewFolder, Resume
 from oversmooth.output.console import stages
 
 
@@ -25,21 +27,19 @@ def reproduce(
             autocompletion=completion.values("scale"),
         ),
     ] = "cpu",
-    out: Annotated[Path, typer.Option(help="Folder for results and runs; a stopped run continues there.")] = Path(
-        "reproduction"
-    ),
+    output: Annotated[Path, NewFolder(help="Folder for results and runs.")] = Path("reproduction"),
     model: Annotated[
         list[str] | None, typer.Option("--model", help="Also survey this pretrained model; repeatable.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A smoke check in minutes: everything runs, nothing converges, no evidence.")
+        bool, typer.Option("--quick", help="A smoke check in minutes; nothing converges, no evidence.")
     ] = False,
     train: Annotated[
-        bool, typer.Option(help="Train what is missing; without, what rests on missing runs counts as not run.")
+        bool, typer.Option(help="Train the runs that are missing, or count their claims as not run.")
     ] = True,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what a stopped run left in the folder.")] = False,
+    resume: Resume = False,
 ) -> None:
-    """Check the paper's claims by protocols that were written before: verdicts, effects with intervals, what they rest on."""
+    """Check the paper's claims with pre-registered protocols: verdicts, and effects with intervals."""
     from oversmooth.claims.reproduce import chosen
     from oversmooth.errors import Conflict, UnknownName
 
@@ -59,9 +59,6 @@ def reproduce(
             typer.echo("\n".join([*([f"# and {above} commands that stand above"] if above else []), *new]) + "\n")
             shown |= set(new)
         return
-    import shlex
-    import sys
-
     from oversmooth.claims.context import ClaimContext
     from oversmooth.claims.reproduce import found_models
     from oversmooth.claims.reproduce import reproduce as reproduce_
@@ -69,13 +66,13 @@ def reproduce(
 
     with stages() as stage:
         materials = ClaimContext(
-            out=out, targets=(*found_models(), *(model or ())), is_quick=quick, trains=train, stage=stage
+            out=output, targets=(*found_models(), *(model or ())), is_quick=quick, trains=train, stage=stage
         )
         materials.require_place(resume)
-        findings = reproduce_(claims, materials, claims_pages, shlex.join(["oversmooth", *sys.argv[1:]]))
+        findings = reproduce_(claims, materials, claims_pages, command_line())
     if quick:
         typer.echo("A smoke check: nothing has converged, and no verdict below is evidence.")
     for each in claims:
         verdict = findings[each.name].verdict
         typer.echo(f"{each.number} {each.name}: {verdict.judgement}. {verdict.because}")
-    typer.echo(f"page: {(out / 'claims.html').absolute()}\ntable: {(out / 'claims.md').absolute()}")
+    typer.echo(f"page: {(output / 'claims.html').absolute()}\ntable: {(output / 'claims.md').absolute()}")

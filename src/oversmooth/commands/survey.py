@@ -8,59 +8,66 @@ from typing import Annotated
 import typer
 
 from oversmooth.commands import options as completion
-from oversmooth.commands.options import Json
+from oversmooth.commands.options import (
+    VALUES,
+    HeadRows,
+    NewFolder,
+    Precision,
+    ShortFormat,
+    SpectrumKind,
+    require_format,
+)
 
 
 def survey(
     targets: Annotated[
         str | None,
         typer.Argument(
-            metavar="[LIST]",
+            metavar="LIST",
             help="Text file of targets, .csv or .parquet table, folder of models, or hf://owner/name@first..last.",
             show_default=False,
             autocompletion=completion.targets,
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the table; one that was begun is continued.")] = Path("survey"),
+    output: Annotated[Path, NewFolder(help="Folder of the table; one that was begun is continued.")] = Path("survey"),
     column: Annotated[str | None, typer.Option(help="Column of a table that holds the targets.")] = None,
     author: Annotated[str | None, typer.Option(help="Ask the hub: models of this user or organisation.")] = None,
     pipeline_tag: Annotated[str | None, typer.Option(help="Ask the hub: models for this task.")] = None,
-    top: Annotated[int | None, typer.Option(help="Ask the hub: so many models, by downloads.", min=1)] = None,
-    extremes: Annotated[
-        bool, typer.Option("--extremes/--all-eigenvalues", help="The extremes of each spectrum, or all of it.")
-    ] = True,
-    heads: Annotated[bool, typer.Option("--heads", help="Also a row per head.")] = False,
-    dtype: Annotated[str, typer.Option(help="Precision of the eigenvalues: auto, float64 or float32.")] = "auto",
+    top: Annotated[int | None, typer.Option(help="Ask the hub: this many models, by downloads.", min=1)] = None,
+    spectrum: SpectrumKind = "extremes",
+    heads: HeadRows = False,
+    precision: Precision = "auto",
     engine: Annotated[
         str, typer.Option(help="auto, serial, process or ray.", autocompletion=completion.values("engine"))
     ] = "auto",
-    workers: Annotated[int, typer.Option(help="How many models at a time.", min=1)] = 1,
-    address: Annotated[str | None, typer.Option(help="With --engine ray: a cluster; without it, this machine.")] = None,
+    workers: Annotated[int, typer.Option(help="Models at a time.", min=1)] = 1,
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster. Default: this machine.", hidden=True)] = None,
     requests_per_second: Annotated[
         float,
-        typer.Option(help="Most requests to the hub, all workers together; 10 is what it allows without a token."),
+        typer.Option(help="Limit of requests to the hub, over all workers.", hidden=True),
     ] = 10.0,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Try again what failed for the network or the machine.")
+        bool, typer.Option("--retry-failed", help="Try again what the network or the machine made fail.")
     ] = False,
-    json: Json = False,
+    format: ShortFormat = "table",
 ) -> None:
-    """Inspect every model of a list into one table of Parquet files; what cannot be read is a row with the reason."""
+    """Inspect every model of a list into one table; models that cannot be read are rows with the reason."""
     from oversmooth.output.console import say_counts, survey_bar
     from oversmooth.surveys.survey import survey as survey_
 
+    require_format(format, VALUES["short_format"])
     # Ray prints what happens to its processes, wherever the results of a program go.
     with redirect_stdout(sys.stderr), survey_bar() as progress:
         counts = survey_(
             targets,
-            out,
+            output,
             column=column,
             author=author,
             pipeline_tag=pipeline_tag,
             top=top,
-            extremes=extremes,
+            spectrum=spectrum,
             heads=heads,
-            dtype=dtype,
+            precision=precision,
             engine=engine,
             workers=workers,
             address=address,
@@ -68,10 +75,10 @@ def survey(
             retry_failed=retry_failed,
             progress=progress,
         )
-    if json:
+    if format == "json":
         import dataclasses
-        import json as json_module
+        import json
 
-        typer.echo(json_module.dumps(dataclasses.asdict(counts), indent=2))
+        typer.echo(json.dumps(dataclasses.asdict(counts), indent=2))
         return
-    typer.echo(say_counts(counts, str(out)))
+    typer.echo(say_counts(counts, str(output)))

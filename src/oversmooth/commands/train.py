@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from oversmooth.commands import options as completion
+from oversmooth.commands.help import command_line
+from oversmooth.commands.options import VALUES, NewFolder, Override, Resume, Seed, ShortFormat, require_format
 from oversmooth.output.console import one_bar
 
 
@@ -13,8 +15,7 @@ def train(
     recipe: Annotated[
         str,
         typer.Argument(
-            help="images (with --data), digits, cifar100, cifar100-deep, imagenet-deit-ti, imagenet-deit-s, ... or a TOML "
-            "file.",
+            help="digits, images (with --data), cifar100, ... (oversmooth list recipes), or a TOML file.",
             show_default=False,
             autocompletion=completion.recipes,
         ),
@@ -27,36 +28,30 @@ def train(
             autocompletion=completion.values("variant"),
         ),
     ] = "vanilla",
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a setting: section.key=value; repeatable.")
-    ] = None,
+    set_: Override = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Archive, folder or hub id to train on. Default: the recipe's own source.", metavar="PATH"),
-    ] = None,
-    out: Annotated[
-        Path | None,
         typer.Option(
-            help="Folder for the run. Default: RECIPE-VARIANT-seedN in the current folder.", show_default=False
+            help="Archive, folder or hub id to train on. Default: the recipe's own source.", rich_help_panel="Data"
         ),
     ] = None,
-    fraction: Annotated[float, typer.Option(help="Train on this fraction of every class.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed for weights, data order and augmentation.", min=0)] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in the folder.")] = False,
+    output: Annotated[Path | None, NewFolder(help="Folder for the run. Default: RECIPE-VARIANT-seedN.")] = None,
+    fraction: Annotated[
+        float, typer.Option(help="Train on this fraction of every class.", rich_help_panel="Data")
+    ] = 1.0,
+    seed: Seed = 0,
+    resume: Resume = False,
     analyze: Annotated[
-        bool,
-        typer.Option(help="Analyse the trained model; without, only its scores and smoothing curves are kept."),
+        bool, typer.Option(help="Analyse the trained model, or keep only scores and curves.", hidden=True)
     ] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    format: ShortFormat = "table",
 ) -> None:
     """Train a model with a recipe: from a seed to an ordinary checkpoint and its analysis."""
-    import shlex
-    import sys
-
     from oversmooth.recipes.train import RunRequest, is_first_process, process_group_ends
     from oversmooth.recipes.train import train as train_
 
-    folder = out or Path(f"{Path(recipe).stem}-{variant}-seed{seed}")
+    require_format(format, VALUES["short_format"])
+    folder = output or Path(f"{Path(recipe).stem}-{variant}-seed{seed}")
     request = RunRequest(
         name=recipe,
         out=folder,
@@ -66,14 +61,14 @@ def train(
         overrides=tuple(set_ or ()),
         resume=resume,
         analyzes=analyze,
-        command=shlex.join(["oversmooth", *sys.argv[1:]]),
+        command=command_line(),
         say=lambda line: typer.echo(line, err=True),
     )
     with process_group_ends(), one_bar("Training steps") as progress:
         finished = train_(request, data, progress)
     if not is_first_process():
         return
-    if json:
+    if format == "json":
         typer.echo(finished.manifest.model_dump_json(indent=2))
         return
     for name, value in finished.results.items():

@@ -10,6 +10,7 @@ from oversmooth.commands.edit import edit
 from oversmooth.commands.eval import eval_
 from oversmooth.commands.finetune import finetune
 from oversmooth.commands.gate import gate
+from oversmooth.commands.help import Verb, Verbs, as_verb
 from oversmooth.commands.inspect import inspect
 from oversmooth.commands.list import list_
 from oversmooth.commands.measure import measure
@@ -27,19 +28,20 @@ from oversmooth.commands.watch import watch
 EXAMPLES = {
     "inspect": (
         "oversmooth inspect path/to/model --heads",
-        "oversmooth inspect model.gguf --json",
-        "oversmooth inspect owner/name --extremes",
+        "oversmooth inspect model.gguf --format json",
+        "oversmooth inspect owner/name --spectrum extremes",
     ),
     "verify": ("oversmooth verify path/to/model", "oversmooth verify path/to/model --print-declaration"),
     "measure": (
-        "oversmooth measure path/to/model --data texts.txt --max-samples 8",
-        "oversmooth measure vit_base_patch16_224 --data images/ --metrics all --csv values.csv",
-        "oversmooth measure path/to/model --data texts.txt --lengths 16,32,64,128 --page lengths.html",
+        "oversmooth measure path/to/model --data texts.txt --limit 8",
+        "oversmooth measure timm_name --data images/ --metrics all -o values.csv",
+        "oversmooth measure path/to/model --lengths 16,32,64 -o lengths.html",
     ),
-    "predict": ("oversmooth predict path/to/model --max-samples 2 --what-if no_skip --what-if attnscale:0.5",),
+    "predict": ("oversmooth predict path/to/model --what-if no_skip --what-if attnscale:0.5",),
     "report": (
         "oversmooth report path/to/model -o report.html --figures figures",
-        "oversmooth report analysis.json --format card -o card.md",
+        "oversmooth report path/to/model -o report.html -o analysis.json",
+        "oversmooth report analysis.json --card card.md",
         "oversmooth report runs/vanilla",
         "oversmooth report survey -o atlas.html",
     ),
@@ -50,47 +52,47 @@ EXAMPLES = {
     ),
     "gate": (
         "oversmooth gate path/to/model --data texts.txt --max-cosine 0.95 --min-effective-rank-share 0.05",
-        "oversmooth gate path/to/model --rules gate.toml --against before.json --junit gate.xml",
+        "oversmooth gate path/to/model --config gate.toml --against before.json -o gate.xml",
     ),
     "edit": (
-        "oversmooth edit path/to/model --sharpen --layers 3-5 --out sharpened",
-        "oversmooth edit path/to/model --sharpen --strength 0.25 --loss --data texts.txt --out gentler",
-        "oversmooth edit path/to/model --sharpen --sweep --layers 3-5 --data texts.txt --page curve.html",
+        "oversmooth edit path/to/model --sharpen --layers 3-5 -o sharpened",
+        "oversmooth edit path/to/model --sharpen --strength 0.25 --loss -o gentler",
+        "oversmooth edit path/to/model --sharpen --sweep --layers 3-5 -o curve.html",
     ),
     "eval": ("oversmooth eval path/to/model --data texts.txt", "oversmooth eval edited --original path/to/model"),
-    "ablate": ("oversmooth ablate path/to/model --data texts.txt --max-samples 16 --csv ablation.csv",),
+    "ablate": ("oversmooth ablate path/to/model --data texts.txt --max-samples 16 -o ablation.csv",),
     "prune": (
-        "oversmooth prune path/to/model --blocks 9-11 --out smaller",
-        "oversmooth prune path/to/model --budget 0.25 --by loss --max-loss-increase 0.1 --data texts.txt --out smaller",
+        "oversmooth prune path/to/model --blocks 9-11 -o smaller",
+        "oversmooth prune path/to/model --budget 0.25 --by loss --max-loss-increase 0.1 --data texts.txt -o smaller",
     ),
     "train": (
         "oversmooth train digits --variant sharpen --seed 1",
         "oversmooth train images --data path/to/folder",
         "oversmooth train cifar100 --data cifar-100-python.tar.gz --set training.epochs=10",
     ),
-    "watch": ("oversmooth watch runs/vanilla runs/sharpen --open",),
+    "watch": ("oversmooth watch runs/vanilla runs/sharpen --open", "oversmooth watch trainer_output"),
     "finetune": ("oversmooth finetune path/to/encoder --tasks boolq,cb --data SuperGLUE --seeds 0,1,2",),
-    "reproduce": ("oversmooth reproduce all --out reproduction",),
+    "reproduce": ("oversmooth reproduce all -o reproduction",),
     "survey": (
-        "oversmooth survey models.txt --out survey",
-        "oversmooth survey --top 500 --pipeline-tag text-generation --out survey --workers 4",
-        "oversmooth survey hf://EleutherAI/pythia-70m@step1000..step143000 --out training",
+        "oversmooth survey models.txt -o survey",
+        "oversmooth survey --top 500 --pipeline-tag text-generation -o survey --workers 4",
+        "oversmooth survey hf://EleutherAI/pythia-70m@step1000..step143000 -o training",
     ),
-    "list": ("oversmooth list architectures llama", "oversmooth list plugins --json"),
+    "list": ("oversmooth list architectures llama", "oversmooth list plugins --format json"),
 }
-
-
-def epilog(verb: str) -> str:
-    """For the help of a verb, in Markdown."""
-    return "**Examples**\n\n" + "\n\n".join(f"    {line}" for line in EXAMPLES[verb])
 
 
 # --- all commands under one name, with what they share ---
 
 app = typer.Typer(
+    cls=Verbs,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+    },
     help="Inspect, measure, predict and control oversmoothing in any Transformer.",
 )
 
@@ -113,4 +115,4 @@ PANELS = {
 for panel, commands in PANELS.items():
     for command in commands:
         name = command.__name__.rstrip("_")  # `eval` and `list` are builtins
-        app.command(name, epilog=epilog(name), rich_help_panel=panel)(command)
+        app.command(name, cls=Verb, epilog="\n".join(EXAMPLES[name]), rich_help_panel=panel)(as_verb(command))

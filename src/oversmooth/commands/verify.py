@@ -31,6 +31,7 @@ def verify(
         _print_declaration(target or embedded_default())
         return
 
+    showing.require_page_free()
     result = verify_(target or embedded_default(), tolerance=tolerance, seed=seed, **load)
     show(result, lambda: tables.show_verification(result), showing)
     if not result.passed:

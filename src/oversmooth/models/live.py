@@ -286,6 +286,7 @@ def load_model(source: Source, verb: str) -> nn.Module:
         reason = "transformers runs whole GGUF files; join the parts: llama-gguf-split --merge FIRST_PART WHOLE.gguf"
         raise NotLive(source.target, verb, reason)
     if source.is_timm:
+        require_one_device(source, "timm loads a model onto one device")
         return _load_timm(source, verb)
     try:
         import transformers
@@ -294,9 +295,11 @@ def load_model(source: Source, verb: str) -> nn.Module:
     register_own_models(source.config)
     try:
         with silenced():
-            if source.offload or (source.offload is None and must_offload(source, source.dtype)):
+            offload = source.offload if source.device_map is None else False
+            if offload or (offload is None and must_offload(source, source.dtype)):
                 return load_offloaded(source, source.dtype)
             if isinstance(source.store, QuantisedStore | AdaptedStore):
+                require_one_device(source, "its weights are read by oversmooth")
                 model, loaded = _load_from_store(source, source.dtype or torch.float32)
             else:
                 named = {"config": config_of(source)} if unnamed_type(source) else {}
@@ -311,9 +314,16 @@ def load_model(source: Source, verb: str) -> nn.Module:
     return model.eval()
 
 
+def require_one_device(source: Source, reason: str) -> None:
+    if source.device_map is not None:
+        raise NotSupported("device_map", f"for {source.target}", reason, "Give --device instead.")
+
+
 def _from_pretrained(auto_class: Any, source: Source, **more: Any) -> tuple[Any, Mapping[str, Any]]:
     """The model, and the report of what was missing or did not fit."""
     stored = torch.float32 if source.gguf_file else "auto"
+    if source.device_map is not None:
+        more["device_map"] = source.device_map
     found: tuple[Any, Mapping[str, Any]] = auto_class.from_pretrained(
         source.place,
         dtype=source.dtype or stored,
@@ -465,8 +475,8 @@ def call_model(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
 # --- models with the head that a task needs ---
 
 TASKS = {
-    "causal language": ("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
-    "masked language": ("AutoModelForMaskedLM", ("ForMaskedLM",)),
+    "causal-lm": ("AutoModelForCausalLM", ("ForCausalLM", "LMHeadModel")),
+    "masked-lm": ("AutoModelForMaskedLM", ("ForMaskedLM",)),
     "classification": (
         "AutoModelForImageClassification|AutoModelForSequenceClassification",
         ("ForImageClassification", "ForSequenceClassification"),
@@ -484,7 +494,7 @@ def task_of(source: Source) -> str:
         if endings and any(name.endswith(endings) for name in names):
             return task
     if source.gguf_file and any(stack.arch.is_causal for stack in source.stacks()):
-        return "causal language"
+        return "causal-lm"
     if source.module is None:
         return "classification" if source.is_timm else "similarity"
     classes = getattr(source.module, "num_classes", 0)

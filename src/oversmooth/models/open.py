@@ -55,6 +55,7 @@ from oversmooth.results import Provenance
 
 # --- how a model is opened and run: the options of every function that takes a target ---
 
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 RUN_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -74,6 +75,7 @@ class LoadKeywords(SourceKeywords, total=False):
 
     device: str | None
     dtype: str | None
+    device_map: str | None
     offload: bool | None
     trust_remote_code: bool
 
@@ -86,6 +88,8 @@ class LoadOptions:
     """Where it runs; a module of your own is never moved."""
     dtype: str | None = None
     """What it runs in: stored, float32, bfloat16, float16 or float64."""
+    device_map: str | None = None
+    """How weights are spread over devices by accelerate: auto, balanced, balanced_low_0 or sequential."""
     offload: bool | None = None
     """Whether weights are read block by block while it runs; `None`: only if they do not fit in memory."""
     base: str | None = None
@@ -106,6 +110,11 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if self.dtype not in (None, "stored", *RUN_DTYPES):
             raise UnknownName("dtype", self.dtype, ("stored", *RUN_DTYPES))
+        if self.device_map not in (None, *DEVICE_MAPS):
+            raise UnknownName("device_map", self.device_map, DEVICE_MAPS)
+        places = {"device": self.device, "device_map": self.device_map, "offload": self.offload}
+        if self.device_map and len(given := [name for name, value in places.items() if value]) > 1:
+            raise Conflict(given)
 
     def config(self) -> dict[str, Any]:
         """Entries of the config that were given by hand."""
@@ -378,6 +387,7 @@ def _source(target: Target, load: LoadOptions) -> Source:
         config=config,
         archs=source.archs if load.arch is None else archs_of(load.arch),
         dtype=source.dtype if load.dtype is None else RUN_DTYPES.get(load.dtype),
+        device_map=source.device_map if load.device_map is None else load.device_map,
         offload=source.offload if load.offload is None else load.offload,
         trust_remote_code=source.trust_remote_code or load.trust_remote_code,
     )

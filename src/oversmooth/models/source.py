@@ -85,6 +85,8 @@ class Source:
     """The GGUF file in that place, if the model, its config and its tokenizer are in one."""
     dtype: torch.dtype | None = None
     """What the model is run in; `None` for the dtype that its weights are stored in."""
+    device_map: str | None = None
+    """How accelerate spreads the weights over devices; `None`: all on one."""
     offload: bool | None = None
     """Whether weights are read block by block while it runs; `None`: only if they do not fit in memory."""
     trust_remote_code: bool = False

@@ -5,9 +5,9 @@ from itertools import zip_longest
 from pathlib import Path
 from xml.etree import ElementTree
 
-from oversmooth.environment.files import make_folder, write_whole
+from oversmooth.environment.files import make_folder, write_text_whole, write_whole
 from oversmooth.errors import MissingDependency
-from oversmooth.output.tables import write_csv
+from oversmooth.output.tables import csv_text
 from oversmooth.results import Analysis, Attribution, DataFacts, GateResult, Measurement, Provenance, Row
 from oversmooth.results.base import fields_of
 
@@ -31,7 +31,7 @@ def write_tables(analyses: Sequence[Analysis], folder: Path, models: Sequence[st
         rows = _complete(found)
         for ending in ("csv", "parquet"):
             written.append(folder / f"{name}.{ending}")
-        write_csv(written[-2], rows)
+        write_text_whole(written[-2], csv_text(rows))
         write_parquet(written[-1], rows)
     return written
 

@@ -6,7 +6,6 @@ import io
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +13,6 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from oversmooth.environment.files import write_whole
 from oversmooth.output.console import MarkdownConsole, new_table, show_heading, writes_markdown
 from oversmooth.results import (
     Analysis,
@@ -311,16 +309,13 @@ def printed(result: SavedResult, *, as_html: bool = False) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Rows as CSV; an existing file is replaced only by a whole new one."""
-
-    def write(partial: Path) -> None:
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
-            writer.writeheader()
-            writer.writerows(rows)
-
-    write_whole(path, write)
+def csv_text(rows: Sequence[Row]) -> str:
+    """Rows as CSV, with a line of names."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def show_inspection(result: Inspection, *, heads: bool) -> None:

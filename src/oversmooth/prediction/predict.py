@@ -169,7 +169,7 @@ class PredictionObserver:
 
 # --- `predict`: run a live model on batches; what the theory says about every layer ---
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {"auto": torch.float32, "float32": torch.float32, "float64": torch.float64}
 SOLVED = 4
 """Sequences whose eigenvalue problems are solved unless asked otherwise: each costs about as much as fifty passes."""
 
@@ -183,7 +183,7 @@ def predict(
     simulate: int = 0,
     solve: int = SOLVED,
     heads: bool = True,
-    precision: str = "float32",
+    precision: str = "auto",
     progress: Progress = no_progress,
     **options: Unpack[RunKeywords],
 ) -> Prediction:

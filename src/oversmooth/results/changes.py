@@ -32,7 +32,7 @@ class TaskLoss(SavedResult):
     provenance: Provenance
     data: DataFacts
     task: str
-    """causal language, masked language, classification or similarity."""
+    """causal-lm, masked-lm, classification or similarity."""
     found: Loss
     counted: int
     """Predicted tokens, classified inputs, or pairs."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, Unpack
 
 import torch
 
-from oversmooth.errors import Conflict, UnknownName
+from oversmooth.errors import UnknownName
 from oversmooth.models.canonical import AttentionWeights, Norm
 from oversmooth.models.open import SourceKeywords, Target, open_model
 from oversmooth.models.source import Stack, provenance_of
@@ -26,11 +26,14 @@ from oversmooth.results import (
     no_progress,
 )
 from oversmooth.spectra.null import null_of
-from oversmooth.spectra.spectrum import DENSE_UP_TO, DENSE_WITHOUT_ASKING, head_spectra, spectrum
+from oversmooth.spectra.spectrum import DENSE_UP_TO, DENSE_WITHOUT_ASKING, head_spectra
+from oversmooth.spectra.spectrum import spectrum as solved
 from oversmooth.spectra.value_map import ValueMap, bias_norm, folded_map, plain_map, value_norm_and_asymmetry
 
 T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+PRECISIONS = ("auto", *DTYPES)
+SPECTRA = ("auto", "extremes", "full")
 SIDE_BY_SIDE_BYTES = 640 * 2**20
 """Memory that layers computed at the same time may take together; wider layers come one after the other."""
 TIE = 1e-5
@@ -41,12 +44,20 @@ TIE = 1e-5
 class SpectrumOptions:
     """How much of the spectra is wanted."""
 
-    full: bool
-    extremes: bool
+    kind: str
+    """auto, extremes or full."""
     heads: bool
 
+    @property
+    def extremes(self) -> bool:
+        return self.kind == "extremes"
+
+    @property
+    def full(self) -> bool:
+        return self.kind == "full"
+
     def spectrum(self, value_map: ValueMap) -> Spectrum:
-        return spectrum(value_map, full=self.full, only_extremes=self.extremes)
+        return solved(value_map, full=self.full, only_extremes=self.extremes)
 
 
 ROUNDED = 1e-6
@@ -56,31 +67,30 @@ ROUNDED = 1e-6
 def inspect(
     target: Target,
     *,
-    full: bool = False,
-    extremes: bool = False,
+    spectrum: str = "auto",
     heads: bool | None = None,
-    dtype: str = "auto",
+    precision: str = "auto",
     progress: Progress = no_progress,
     **opening: Unpack[SourceKeywords],
 ) -> Inspection:
     """Eigenvalues of the value map of every layer and head, plain and with the norms folded in, from weights alone.
 
     Reads only value, output, norm and gain tensors, block by block, and forgets a block when its numbers are known.
-    `full` computes every eigenvalue of wide layers too; `extremes` only those on the rim of the spectrum,
-    certified by residuals, and of heads nothing unless `heads` asks for them. `dtype` is float64 (default up to
-    a core of 2048), float32, or auto. `model_type`, `n_heads` and `n_kv` say what a bare file does not; `base` names the
-    model that an adapter is for, `revision` a commit of the hub; `arch` is a declaration in place of our own.
+    With `spectrum="full"` every eigenvalue of wide layers is computed too; with "extremes" only those on the rim of the
+    spectrum, certified by residuals, and of heads nothing unless `heads` asks for them. `precision` is float64 (default
+    up to a core of 2048), float32, or auto. `model_type`, `n_heads` and `n_kv` say what a bare file does not; `base`
+    names the model that an adapter is for, `revision` a commit of the hub; `arch` is a declaration in place of our own.
 
     >>> import torch, oversmooth as osm
     >>> layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True)
     >>> osm.inspect(torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)).layers[0].plain.size
     32
     """
-    if dtype not in ("auto", *DTYPES):
-        raise UnknownName("dtype", dtype, ("auto", *DTYPES))
-    if full and extremes:
-        raise Conflict(("full", "extremes"))
-    asked = SpectrumOptions(full=full, extremes=extremes, heads=not extremes if heads is None else heads)
+    if precision not in PRECISIONS:
+        raise UnknownName("precision", precision, PRECISIONS)
+    if spectrum not in SPECTRA:
+        raise UnknownName("spectrum", spectrum, SPECTRA)
+    asked = SpectrumOptions(kind=spectrum, heads=spectrum != "extremes" if heads is None else heads)
     source = open_model(target, **opening).source
     stacks = source.stacks()
     log = ReadLog(source.store)
@@ -88,7 +98,7 @@ def inspect(
     total = sum(len(stack.names.blocks) for stack in stacks)
     layers: list[LayerInspection] = []
     facts: list[StackFacts] = []
-    precisions: set[str] = set()
+    dtypes: set[str] = set()
     for stack in stacks:
 
         def read(position: int, stack: Stack = stack) -> AttentionWeights:
@@ -98,15 +108,15 @@ def inspect(
             return weights
 
         def compute(position: int, weights: AttentionWeights, stack: Stack = stack) -> LayerInspection:
-            precision = _compute_dtype(weights, dtype, asked)
-            precisions.add(str(precision).removeprefix("torch."))
-            return _inspect_layer(stack, position, weights, precision, asked)
+            dtype = _compute_dtype(weights, precision, asked)
+            dtypes.add(str(dtype).removeprefix("torch."))
+            return _inspect_layer(stack, position, weights, dtype, asked)
 
         for layer in in_order(len(stack.names.blocks), read, compute):
             layers.append(layer)
             guarded(progress)(len(layers), total)
     return Inspection(
-        provenance=provenance_of(source, stacks, log, compute_dtype=", ".join(sorted(precisions))),
+        provenance=provenance_of(source, stacks, log, compute_dtype=", ".join(sorted(dtypes))),
         stacks=tuple(facts),
         layers=tuple(layers),
         missing=tuple(Missing(field=name, reason=reason) for name, reason in source.left_out()),

@@ -185,9 +185,9 @@ def survey(
     author: str | None = None,
     pipeline_tag: str | None = None,
     top: int | None = None,
-    extremes: bool = True,
+    spectrum: str = "extremes",
     heads: bool = False,
-    dtype: str = "auto",
+    precision: str = "auto",
     engine: str = "auto",
     workers: int = 1,
     address: str | None = None,
@@ -210,7 +210,7 @@ def survey(
     if requests_per_second is not None and not requests_per_second > 0:
         raise BadValue("requests_per_second", requests_per_second, "greater than 0")
     wanted = listed(targets, column=column, author=author, pipeline_tag=pipeline_tag, top=top)
-    options = Options(extremes=extremes, heads=heads, dtype=dtype)
+    options = Options(spectrum=spectrum, heads=heads, precision=precision)
     folder = Path(out)
     with held(folder):
         table = SurveyTable.at(folder, options)

@@ -110,9 +110,9 @@ PATIENCE_SECONDS = 900.0
 class Options:
     """What is computed; one table has one answer."""
 
-    extremes: bool = True
+    spectrum: str = "extremes"
     heads: bool = False
-    dtype: str = "auto"
+    precision: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class SurveyTarget:
 
     def known(self, options: Options) -> Row:
         """The columns that its rows have in any case."""
-        return {"target": self.target, "year": self.year, "extremes": options.extremes, "copied": False}
+        return {"target": self.target, "year": self.year, "extremes": options.spectrum == "extremes", "copied": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,7 @@ def _read(
             own = {**known, "file_sha256": content, "source": source.kind, **cost()}
             return {"waits_for": content, "own": own}
         claimed.append(content)
-    inspection = inspect(source, extremes=options.extremes, heads=options.heads, dtype=options.dtype)
+    inspection = inspect(source, spectrum=options.spectrum, heads=options.heads, precision=options.precision)
     return {"rows": tuple(rows_of(inspection, {**known, "file_sha256": content, **cost()}))}
 
 

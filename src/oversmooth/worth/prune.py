@@ -153,7 +153,7 @@ def _stated(live: LiveModel, task: str, asked: Sequence[Question], after: Loss, 
     return StatedLoss(
         loss=after.loss,
         questions=[(on_host(item.inputs), item.answers) for item in asked],
-        shift=task == "causal language",
+        shift=task == "causal-lm",
         takes_first=takes_first,
         is_half=next(live.model.parameters()).dtype in (torch.float16, torch.bfloat16),
         of_embeddings=of_embeddings,

@@ -133,7 +133,7 @@ def task_loss(
     progress: Progress = no_progress,
     **options: Unpack[RunKeywords],
 ) -> TaskLoss:
-    """The loss of a model: `causal language`, `masked language` (seeded masks), `classification`, or `similarity`.
+    """The loss of a model: `causal-lm`, `masked-lm` (seeded masks), `classification`, or `similarity`.
 
     Without `task` it is the one that the checkpoint has a head for. Models without a head are embedding models: their loss
     is 1 minus the rank correlation of pairwise similarities with those of `original`, which they then need. Classes come
@@ -188,7 +188,7 @@ def open_judged(
 def new_judge(task: str, live: LiveModel) -> LossMeter:
     if task == "similarity":
         return Similarities(takes_first=any(stack.prefix_tokens for stack in live.stacks))
-    return CrossEntropy(is_language=task != "classification", shift=int(task == "causal language"))
+    return CrossEntropy(is_language=task != "classification", shift=int(task == "causal-lm"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ def questions(live: LiveModel, data: LoadedData, task: str, how: DataOptions, se
         inputs = prepare(live.model, live.config, batch, remaining)
         rows = len(next(value for value in inputs.values() if isinstance(value, Tensor)))
         answers = _answers(live, data, task, batch, inputs, rows)
-        if task == "masked language":
+        if task == "masked-lm":
             inputs, answers = _masked(data, inputs, generator)
         # Into how many tokens the model cuts pictures is seen only where it is measured.
         mask = inputs.get("attention_mask", torch.ones_like(inputs[TEXT]) if TEXT in inputs else None)
@@ -229,7 +229,7 @@ def questions(live: LiveModel, data: LoadedData, task: str, how: DataOptions, se
 def _answers(
     live: LiveModel, data: LoadedData, task: str, batch: Batch, inputs: Mapping[str, Any], rows: int
 ) -> Tensor | None:
-    if task == "causal language":
+    if task == "causal-lm":
         if TEXT not in inputs:
             raise WrongBatch("token ids, to predict the next one", f"the inputs {', '.join(inputs)}", "Give texts.")
         return _known_only(inputs[TEXT].clone(), inputs)
