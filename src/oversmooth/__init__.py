@@ -35,6 +35,7 @@ from oversmooth.environment.versions import cure_torchvision_on_import
 
 if TYPE_CHECKING:
     from oversmooth.analysis import analyze, compare
+    from oversmooth.control.accumulate import accumulate
     from oversmooth.control.apply import apply, unapply
     from oversmooth.control.constrain import bake, constrain, sharpen, smooth
     from oversmooth.control.edit import edit
@@ -90,6 +91,7 @@ __all__ = [
     "TaskLoss",
     "Verification",
     "ablate",
+    "accumulate",
     "analyze",
     "apply",
     "bake",
@@ -138,6 +140,7 @@ _HOMES = {
     "survey": "oversmooth.surveys.survey",
     "verify": "oversmooth.models.verify",
     **dict.fromkeys(("apply", "unapply"), "oversmooth.control.apply"),
+    "accumulate": "oversmooth.control.accumulate",
     **dict.fromkeys(("bake", "constrain", "sharpen", "smooth"), "oversmooth.control.constrain"),
     **dict.fromkeys(
         (

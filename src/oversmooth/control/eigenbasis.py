@@ -184,10 +184,25 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 class Basis(nn.Module):
-    """The columns of V and their dual rows D, with `D V = I`."""
+    """The columns of V and their dual rows D, with `D V = I`. `forward` makes them anew."""
+
+    can_degenerate = False
+    """Whether training can make the columns nearly dependent."""
 
     def frame(self) -> tuple[Float[Tensor, "d_model channel"], Float[Tensor, "channel d_model"]]:
-        raise AssertionError("each basis says how it is made")
+        """V and D; raises `IllConditioned` before the inverse loses its digits."""
+        columns, rows = self()
+        if self.can_degenerate and not torch.compiler.is_compiling():
+            require_conditioned(columns, rows)
+        return columns, rows
+
+
+def require_conditioned(columns: Float[Tensor, "*layer d_model channel"], rows: Tensor) -> None:
+    """Of several layers at once, with one look at the device."""
+    bound = (columns.detach().norm(dim=(-2, -1)) * rows.detach().norm(dim=(-2, -1))).max().item()
+    limit = CONDITION_LIMIT[columns.dtype]
+    if not bound <= limit:  # NaN too
+        raise IllConditioned(bound, limit)
 
 
 class OrthogonalBasis(Basis):
@@ -212,7 +227,7 @@ class OrthogonalBasis(Basis):
         inverse = torch.linalg.inv_ex(eye - skew + away.T @ away).inverse
         return base @ (2 * inverse - eye) + 2 * (away @ inverse)
 
-    def frame(self) -> tuple[Tensor, Tensor]:
+    def forward(self) -> tuple[Tensor, Tensor]:
         columns = self.columns()
         return columns, columns.T
 
@@ -220,26 +235,20 @@ class OrthogonalBasis(Basis):
 class GeneralBasis(Basis):
     """Columns learned freely; the dual is their inverse, or `(Y^T V)^-1 Y^T` where there are fewer than the width."""
 
+    can_degenerate = True
+
     def __init__(self, start: Float[Tensor, "d_model channel"], dual: Float[Tensor, "d_model channel"] | None = None):
         super().__init__()
         self.columns = nn.Parameter(_plain(start))
         is_square = start.shape[0] == start.shape[1]
         self.dual = None if is_square else nn.Parameter(_plain(start if dual is None else dual))
 
-    def frame(self) -> tuple[Tensor, Tensor]:
-        """V and D; raises `IllConditioned` before the inverse loses its digits."""
+    def forward(self) -> tuple[Tensor, Tensor]:
         columns = full_precision(self.columns)
         if self.dual is None:
-            rows = torch.linalg.inv_ex(columns).inverse
-        else:
-            dual = full_precision(self.dual)
-            rows = torch.linalg.inv_ex(dual.T @ columns).inverse @ dual.T
-        if not torch.compiler.is_compiling():
-            bound = (columns.detach().norm() * rows.detach().norm()).item()
-            limit = CONDITION_LIMIT[columns.dtype]
-            if not bound <= limit:  # NaN too
-                raise IllConditioned(bound, limit)
-        return columns, rows
+            return columns, torch.linalg.inv_ex(columns).inverse
+        dual = full_precision(self.dual)
+        return columns, torch.linalg.inv_ex(dual.T @ columns).inverse @ dual.T
 
 
 class BoundedBasis(Basis):
@@ -256,7 +265,7 @@ class BoundedBasis(Basis):
         self.left, self.right = OrthogonalBasis(left), OrthogonalBasis(right.T)
         self.spread = nn.Parameter(centred.clamp(-0.999, 0.999).atanh())
 
-    def frame(self) -> tuple[Tensor, Tensor]:
+    def forward(self) -> tuple[Tensor, Tensor]:
         sizes = (self.half_range * full_precision(self.spread).tanh()).exp()
         left, right = self.left.columns(), self.right.columns()
         return (left * sizes) @ right.T, (right / sizes) @ left.T
@@ -269,6 +278,22 @@ def random_columns(
     normal = torch.randn(heads.d_model, heads.channels, generator=generator, dtype=dtype)
     q, r = torch.linalg.qr(normal)
     return q * r.diagonal().sign()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFrame:
+    """V and D of one layer as leaves of the graph, in which the gradients of every pass add up."""
+
+    columns: Tensor
+    rows: Tensor
+    versions: tuple[int, ...]
+
+    def is_stale(self, basis: Basis) -> bool:
+        return not torch.compiler.is_compiling() and self.versions != versions_of(basis)
+
+
+def versions_of(basis: Basis) -> tuple[int, ...]:
+    return tuple(tensor._version for tensor in (*basis.parameters(), *basis.buffers()))
 
 
 # --- the module that owns them --------------------------------------------------------------------------------------
@@ -302,6 +327,7 @@ class Eigenbasis(nn.Module):
         self.scale = scale
         """Where it is given, the interval is that of the map that acts in a pre-norm layer: a multiple of [low, high]."""
         self._kept: tuple[object, Tensor] | None = None
+        self.shared: SharedFrame | None = None
 
     def eigenvalues(self) -> Float[Tensor, " channel"]:
         """`clip(psi, low, high)`, times the followed scale where there is one, in the order (value head, channel)."""
@@ -317,7 +343,7 @@ class Eigenbasis(nn.Module):
     def weights(self) -> tuple[Float[Tensor, "channel d_model"], Float[Tensor, "d_model inner"]]:
         """Canonical value and output weights, evaluated now, in float32 or better even under autocast."""
         with torch.autocast(self.psi.device.type, enabled=False):
-            columns, rows = self.basis.frame()
+            columns, rows = self._frame()
             values = self.eigenvalues()
             if self.share_logits is None:
                 return values[:, None] * columns.T, rows.T
@@ -325,6 +351,10 @@ class Eigenbasis(nn.Module):
             per_head = values.view(self.heads.n_kv, 1, self.heads.d_head) * shares
             output = rows.T.reshape(-1, self.heads.n_kv, 1, self.heads.d_head) * per_head
             return columns.T, output.flatten(1)
+
+    def _frame(self) -> tuple[Tensor, Tensor]:
+        shared = self.shared
+        return self.basis.frame() if shared is None or shared.is_stale(self.basis) else (shared.columns, shared.rows)
 
     # The two weights are read one after the other in every forward pass. The value weight evaluates both and keeps the
     # output weight for the one read that follows: once per pass, and nothing outlives it, so that gradients may be
@@ -347,8 +377,16 @@ class Eigenbasis(nn.Module):
         versions = tuple((id(tensor), tensor._version) for tensor in (*self.parameters(), *self.buffers()))
         return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), versions
 
+    def forget(self) -> None:
+        """Nothing is kept or shared any more."""
+        self._kept = self.shared = None
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": None}  # what is kept belongs to one pass, and graphs cannot be copied
+        return {
+            **self.__dict__,
+            "_kept": None,
+            "shared": None,
+        }  # what is kept belongs to one pass, and graphs cannot be copied
 
     def contains(
         self, w_v: Float[Tensor, "channel d_model"], w_o: Float[Tensor, "d_model inner"], tolerance: float = 1e-4

@@ -268,7 +268,7 @@ def _trainer(
     if job.ema_decay is not None:
         from timm.utils import ModelEmaV3
 
-        trainer.average = ModelEmaV3(trainer.model, decay=job.ema_decay)
+        trainer.average = ModelEmaV3(trainer.model, decay=job.ema_decay, exclude_buffers=True)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(SmoothingCallback(job.rhythm.monitor, job.probe, file=metrics))
     trainer.add_callback(run_callback(job, metrics, trainer, progress, resumed_log))

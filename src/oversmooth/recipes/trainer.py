@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from oversmooth.control.accumulate import accumulate
 from oversmooth.errors import OversmoothError, TrainingStopped
 from oversmooth.recipes.recipe import EpochSampler, Job
 from oversmooth.recipes.run_folder import (
@@ -109,6 +110,8 @@ class RecipeSteps:
     average: Any = None
     """timm's moving average of the weights, where the recipe has one."""
     writing_into: str | None = None
+    step_in_parts: accumulate | None = None
+    """Open between the first and the last micro-batch of an optimizer step."""
     _tr_loss: Tensor
     _globalstep_last_logged: int
 
@@ -131,6 +134,19 @@ class RecipeSteps:
         outputs = model(**inputs)
         loss = self.job.loss(outputs, labels)
         return (loss, {"loss": loss, "logits": outputs}) if return_outputs else loss
+
+    def training_step(self, model: nn.Module, *words: Any, **more: Any) -> Tensor:
+        """Every eigenbasis is evaluated once per optimizer step, however many micro-batches that has."""
+        if self.accelerator.num_processes > 1:  # DDP wants every gradient within its own backward pass
+            return super().training_step(model, *words, **more)
+        if self.step_in_parts is None:
+            self.step_in_parts = accumulate(model)
+            self.step_in_parts.__enter__()
+        loss: Tensor = super().training_step(model, *words, **more)
+        if self.accelerator.sync_gradients:
+            self.step_in_parts.__exit__(None)
+            self.step_in_parts = None
+        return loss
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
