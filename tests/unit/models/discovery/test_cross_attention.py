@@ -160,4 +160,3 @@ def test_t5_is_read_with_targets_of_any_length_and_padded_sources(targets: int) 
         assert blocks == pytest.approx(expected, abs=1e-5)
     assert max(layer.identity_error for layer in osm.predict(model, [batch]).layers) < 1e-3
     assert osm.verify(model, inputs=batch).passed
-    assert osm.analyze(model, [batch]).missing == ()
