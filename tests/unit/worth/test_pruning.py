@@ -1,13 +1,14 @@
 """A pruned checkpoint is an ordinary one, and the same model as the live one without those blocks."""
 
 import json
+import resource
 from contextlib import ExitStack
 
 import pytest
 import torch
 
 import oversmooth as osm
-from oversmooth.errors import BadValue, CannotControl, Conflict, MissingValue, UnknownName
+from oversmooth.errors import BadValue, CannotControl, Conflict, MissingValue, NotWritable, UnknownName
 from oversmooth.models.hooks.removal import removed
 from oversmooth.models.live import call_model
 from oversmooth.models.open import open_source
@@ -67,6 +68,18 @@ def test_a_pruned_timm_model_loads_in_plain_timm_and_equals_the_ablated_live_mod
         expected = model(pictures)
     with torch.no_grad():
         torch.testing.assert_close(smaller(pictures), expected)
+
+
+def test_prune_says_that_the_disk_is_full_and_leaves_nothing(tmp_path):
+    _, _, folder = saved("gpt2", tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))  # the weights need more
+    try:
+        with pytest.raises(NotWritable, match="out cannot be written: File too large"):
+            osm.prune(folder, tmp_path / "out", FEW, blocks="1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
 def test_several_blocks_leave_in_order_and_the_loss_of_the_rest_is_that_of_the_ablated_model(tmp_path):

@@ -119,8 +119,8 @@ def _prove(
         try:
             _run(model, inputs, target)
         except NoAttentionMaps as error:
-            advice = "Declare the family by hand instead."
-            raise NotDiscovered(target, f"its attention shows {error}", advice) from error
+            words = f"expected the attention probabilities of {error.layer}, found {error.found}"
+            raise NotDiscovered(target, words, f"{error.advice} Or declare the family by hand.") from error
     checks, proved = iter(found), []
     for arch, count in zip(archs, counts, strict=True):
         worst = max(islice(checks, count), key=lambda check: check.error)

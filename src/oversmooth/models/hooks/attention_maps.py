@@ -457,8 +457,12 @@ class _Watch(TorchFunctionMode):
         if layer not in self._taken:
             is_awaited = self._armed is not None and self._armed.layer == layer
             words = self._armed.words if is_awaited and self._armed else f"layer {layer[1]} {layer[0]}".strip()
-            advice = 'Load the model with attn_implementation="sdpa" or "eager": other kernels show no probabilities.'
-            raise NoAttentionMaps(words, "attention computed by a kernel that cannot be watched", advice)
+            reason = "none behind its value projection: a kernel that cannot be watched, or computed before the values"
+            advice = (
+                'Load the model with attn_implementation="sdpa" or "eager": other kernels show no probabilities. In a '
+                "class of your own, project the values before the softmax."
+            )
+            raise NoAttentionMaps(words, reason, advice)
         found = self._taken.pop(layer)
         if layer in self._gained and found.written is None:
             reason = "mixed heads that could not be followed to the output projection"

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import oversmooth as osm
-from tests.contract.handwritten import WIDTH, Attention, Crossing, EncoderDecoder, TorchCrossing
+from tests.contract.handwritten import WIDTH, Attention, Crossing, EncoderDecoder, TorchCrossing, mean_cosine
+from tests.contract.tiny_models import tiny_model
 
 
 class Decoder(nn.Module):
@@ -130,3 +131,32 @@ def test_sources_and_targets_may_have_any_length(targets: int) -> None:
         ("decoder", 1),
     ]
     assert max(layer.identity_error for layer in found.layers) < 1e-4
+
+
+@pytest.mark.parametrize("targets", [5, 12])
+def test_t5_is_read_with_targets_of_any_length_and_padded_sources(targets: int) -> None:
+    model, inputs = tiny_model("t5")
+    ids = inputs["input_ids"][:1].repeat(3, 1)
+    keep = torch.arange(ids.shape[1]) < torch.tensor([12, 8, 10])[:, None]
+    batch = {"input_ids": ids, "attention_mask": keep.long(), "decoder_input_ids": ids.flip(1)[:, :targets]}
+    after: dict[str, list[Tensor]] = {"encoder": [], "decoder": []}
+    handles = [
+        block.register_forward_hook(
+            lambda module, args, output, name=name: after[name].append(
+                output[0] if isinstance(output, tuple) else output
+            )
+        )
+        for name in after
+        for block in model.get_submodule(name).block
+    ]
+    with torch.no_grad():
+        model(**batch)
+    for handle in handles:
+        handle.remove()
+    found = osm.measure(model, [batch])
+    for name, kept in (("encoder", keep), ("decoder", None)):
+        expected = [mean_cosine(h, kept) for h in after[name]]
+        blocks = [value.mean for value in found.curve("cosine", name)[1 : len(expected) + 1]]
+        assert blocks == pytest.approx(expected, abs=1e-5)
+    assert max(layer.identity_error for layer in osm.predict(model, [batch]).layers) < 1e-3
+    assert osm.verify(model, inputs=batch).passed

@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from oversmooth.errors import NoAttentionMaps
+import oversmooth as osm
+from oversmooth.errors import NoAttentionMaps, NotDiscovered
 from oversmooth.models.hooks.attention_maps import AttentionMaps, NextAttention, _Watch, attention_watched
 from oversmooth.models.open import open_source
+from tests.contract.handwritten import D_HEAD, HEADS, WIDTH, Attention, Block, Model
 from tests.contract.tiny_models import tiny_model
 
 
@@ -159,6 +161,39 @@ def test_a_kernel_that_cannot_be_watched_is_named_with_what_to_do():
         watch.take(("", 4))
     for piece in ("kernel", 'attn_implementation="sdpa"', "eager"):
         assert piece in str(caught.value)
+
+
+class ValuesLast(Attention):
+    """The softmax of the scores comes before the values, which are the last thing computed."""
+
+    def forward(self, x):
+        q, k = (p(x).unflatten(-1, (HEADS, D_HEAD)).transpose(1, 2) for p in (self.q, self.k))
+        mixed = (q @ k.mT).softmax(-1) @ self.v(x).unflatten(-1, (HEADS, D_HEAD)).transpose(1, 2)
+        return self.o(self.gained(mixed).transpose(1, 2).flatten(2))
+
+    def gained(self, mixed):
+        return mixed
+
+
+class GainOnHeads(ValuesLast):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.rand(HEADS, 1, 1))
+
+    def gained(self, mixed):
+        return self.gain * mixed
+
+
+def test_a_softmax_before_the_values_is_named_and_not_blamed_on_a_kernel_alone():
+    torch.manual_seed(0)
+    x = torch.randn(2, 7, WIDTH)
+    with pytest.raises(
+        NoAttentionMaps, match=r"or computed before the values[\s\S]*project the values before the softmax"
+    ):
+        osm.predict(Model([Block(ValuesLast) for _ in range(2)]).eval(), [x])
+    with pytest.raises(NotDiscovered, match=r"expected the .* of layer 0 of Model, found none behind") as caught:
+        osm.inspect(Model([Block(GainOnHeads) for _ in range(2)]).eval())
+    assert ".." not in str(caught.value)
 
 
 def test_hooks_and_mode_are_gone_afterwards_even_after_an_error():

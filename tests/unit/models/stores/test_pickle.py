@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from oversmooth.errors import BrokenFile, PackedWeights, UnsafePickle
+import oversmooth as osm
+from oversmooth.errors import BrokenFile, PackedWeights, UnidentifiedWeights, UnsafePickle
 from oversmooth.models.stores.safetensors import read_weight_map
 from oversmooth.models.stores.store import LocalFolder
 from oversmooth.models.stores.torch_pickle import WRAPPERS, PickleStore, load_tensors
@@ -283,3 +284,11 @@ def test_a_tensor_whose_sign_is_only_marked_is_read_with_its_sign(tmp_path):
     found = PickleStore.single(tmp_path / "x.bin").read("w")
     assert not found.is_neg()
     torch.testing.assert_close(found, -torch.ones(3))
+
+
+def test_a_bare_file_of_a_class_of_the_users_own_is_refused_with_what_helps(tmp_path):
+    torch.save({"q.weight": torch.ones(8, 8), "v.weight": torch.ones(8, 8)}, tmp_path / "own.pt")
+    with pytest.raises(
+        UnidentifiedWeights, match=r"class of your own, build it in Python.*osm\.discover\(model, inputs\)"
+    ):
+        osm.inspect(tmp_path / "own.pt")
