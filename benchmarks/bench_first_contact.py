@@ -21,7 +21,7 @@ import harness
 from oversmooth.models.example_model import example_model
 
 PIP_SPEED = 1.35
-"""Times of plain transformers that our first answer may take: pandas-free, but with datasets and its pyarrow."""
+"""Times of plain transformers that our first answer may take: the extra hf also brings datasets and its pyarrow."""
 DISK = 0.75
 """Share of everything's disk that `make report` may take."""
 PLAIN = """

@@ -1,28 +1,44 @@
 """`make release`: build the sdist and the wheel, check them, and try the wheel in a clean environment per extra.
 
-    python release/release.py                       build, check, and try every extra
-    python release/release.py --extras base,hf      try these only
-    python release/release.py --tag v0.2.0          also require that the version is the tag's
+    python -m release.release                       build, check, and try every extra
+    python -m release.release --extras base,hf      try these only; README's own is hf+report
+    python -m release.release --tag v0.2.0          also require that the version is the tag's
+
+Every extra is tried three times: with a hub, which is played on this machine and has all-MiniLM-L6-v2; without a network
+(a proxy that refuses everything); and with `HF_HUB_OFFLINE=1` besides.
 
 Nothing is uploaded: the hosted workflow does that, on a tag, with what this has passed.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tarfile
 import time
 import tomllib
 import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from email.parser import BytesParser
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from packaging.metadata import Metadata
 
+from oversmooth.models.example_model import FILES, HUB_ID, local_minilm
+from release.readme_for_pypi import LINK
+from tests import loopback_hub
+
 ROOT = Path(__file__).parent.parent
 SMOKE = Path(__file__).parent / "smoke.py"
-NEEDED = ("oversmooth/py.typed", "oversmooth/constraints.txt", "oversmooth/recipes/digits.toml")
+NEEDED = (
+    "oversmooth/py.typed",
+    "oversmooth/constraints.txt",
+    "oversmooth/recipes/digits.toml",
+    "oversmooth/models/digits-vit/model.safetensors",
+    "oversmooth/data/samples/digits.npy",
+)
 """Files of the wheel that no import would miss."""
 
 
@@ -30,9 +46,9 @@ class NotReleasable(Exception):
     """Something that a release must not have."""
 
 
-def run(*words: object) -> None:
+def run(*words: object, environment: Mapping[str, str] | None = None) -> None:
     print("+", *words, flush=True)
-    subprocess.run(list(map(str, words)), check=True, cwd=ROOT)
+    subprocess.run(list(map(str, words)), check=True, cwd=ROOT, env={**os.environ, **(environment or {})})
 
 
 def version() -> str:
@@ -68,6 +84,8 @@ def check_metadata(sdist: Path, wheel: Path) -> list[str]:
         raise NotReleasable(f"The wheel says version {metadata.version}, pyproject.toml {version()}.")
     if not metadata.description or metadata.description_content_type != "text/markdown":
         raise NotReleasable("The README is not the description of the package.")
+    if relative := LINK.search(metadata.description):
+        raise NotReleasable(f"The description has a link that leads nowhere on the index: {relative['path']}.")
     if "oversmooth = oversmooth.cli:main" not in entry_points:
         raise NotReleasable("The wheel installs no command.")
     if missing := [name for name in NEEDED if name not in names]:
@@ -81,18 +99,38 @@ def check_metadata(sdist: Path, wheel: Path) -> list[str]:
     return BytesParser().parsebytes(text).get_all("Provides-Extra") or []
 
 
+@contextmanager
+def networks(folder: Path) -> Iterator[dict[str, Mapping[str, str]]]:
+    """What a smoke test is told to expect, and the environment variables that make it so: by name of the network."""
+    refusing = "http://127.0.0.1:9"  # the port of the service that throws everything away, which nobody runs
+    none = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY"), refusing)
+    none |= {"NO_PROXY": "", "no_proxy": "", "HF_ENDPOINT": "https://huggingface.co", "HF_HOME": str(folder / "none")}
+    minilm = local_minilm()
+    if minilm is None:
+        raise NotReleasable("all-MiniLM-L6-v2 is not here to play the hub with. Run make test once, which installs it.")
+    hub = loopback_hub.Hub(repositories={HUB_ID: {name: (minilm / name).read_bytes() for name in FILES}})
+    with loopback_hub.serving(hub) as url:
+        yield {
+            "minilm": loopback_hub.environment_of(url, folder / "hub"),
+            "shipped": {**none, "HF_HUB_OFFLINE": "0"},
+            "shipped, offline": {**none, "HF_HUB_OFFLINE": "1"},
+        }
+
+
 def try_extra(wheel: Path, extra: str, python: str) -> None:
-    """A clean environment with the wheel and one extra, its dependencies checked, and a smoke test in it."""
+    """A clean environment with the wheel and one extra, its dependencies checked, and smoke tests in it."""
     began = time.perf_counter()
     with TemporaryDirectory(prefix=f"oversmooth-{extra}-") as name:
         run(python, "-m", "venv", "--without-pip", name)  # ours installs into it
         inside = Path(name) / "bin" / "python"
         pip = (sys.executable, "-m", "pip", "--python", inside, "--disable-pip-version-check")
-        what = str(wheel) if extra == "base" else f"{wheel}[{extra}]"
+        what = str(wheel) if extra == "base" else f"{wheel}[{extra.replace('+', ',')}]"
         # Not compiled: most of torch and transformers is never imported here.
         run(*pip, "install", "--quiet", "--no-compile", "--constraint", ROOT / "constraints.txt", what)
         run(*pip, "check")
-        run(inside, "-I", SMOKE, extra)
+        with networks(Path(name)) as every:
+            for expected, environment in every.items():
+                run(inside, "-I", SMOKE, extra, expected.partition(",")[0], environment=environment)
     print(f"{extra}: installed and tried in {time.perf_counter() - began:.0f} s", flush=True)
 
 
@@ -105,7 +143,7 @@ def main() -> None:
     asked = parser.parse_args()
     check_version(asked.tag)
     sdist, wheel = build(asked.dist)
-    known = ["base", *check_metadata(sdist, wheel)]
+    known = ["base", "hf+report", *check_metadata(sdist, wheel)]
     extras = asked.extras.split(",") if asked.extras else known
     if unknown := [extra for extra in extras if extra not in known]:
         raise NotReleasable(f"There is no extra {unknown[0]!r}. There are {', '.join(known)}.")

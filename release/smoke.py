@@ -1,11 +1,16 @@
 """A smoke test for one extra, run by `release.py` with the interpreter of a clean environment: `python smoke.py hf`.
 
-Uses nothing but what `pip install 'oversmooth[EXTRA]'` brings. Exits with an error where something does not work.
+Uses nothing but what `pip install 'oversmooth[EXTRA]'` brings (`hf+report`: both, as README installs it), and README, whose
+first blocks are run. `python smoke.py hf shipped` also requires that the default model is the one that comes with the
+package, `minilm` that it is the hub's. Exits with an error where something does not work.
 """
 
+import ast
 import importlib
 import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +19,15 @@ from tempfile import TemporaryDirectory
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
 CONFIG = {"model_type": "llama", "intermediate_size": 48, "vocab_size": 50, **SIZES}
+
+
+README = Path(__file__).parent.parent / "README.md"
+BLOCK = re.compile(r"^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(kind: str) -> list[str]:
+    """README's blocks of a kind, in order."""
+    return [found["body"] for found in BLOCK.finditer(README.read_text(encoding="utf-8")) if found["kind"] == kind]
 
 
 def oversmooth(*words: object, code: int = 0) -> str:
@@ -39,6 +53,65 @@ def checkpoint(folder: Path) -> Path:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(CONFIG))
     return folder
+
+
+def default_model(extra: str, expected: str) -> None:
+    """The verb that needs no extra, without a target; the shipped model is never taken without a word."""
+    said = " ".join(oversmooth("inspect").split())
+    is_shipped = "This is the example model of this package" in said
+    if expected == "shipped" or importlib.util.find_spec("huggingface_hub") is None:
+        assert is_shipped, said
+    elif expected == "minilm":
+        assert "bert, 6 layers" in said, said
+        assert not is_shipped, said
+
+
+def readme_python(code: str, extras: list[str]) -> None:
+    """A block of README, statement by statement; what needs another extra has to say which."""
+    from oversmooth.errors import MissingDependency
+
+    names: dict[str, object] = {}
+    for statement in ast.parse(code).body:
+        try:
+            exec(compile(ast.Module([statement], []), str(README), "exec"), names)
+        except MissingDependency as error:
+            if error.extra in extras:
+                raise
+            print(f"{ast.unparse(statement)}: {error}")
+
+
+def readme(folder: Path) -> None:
+    """All first blocks as README has them: Quick start in Python and in the shell, then Change it."""
+    quick_start, change_it, *_ = blocks("python")
+    os.chdir(folder)
+    readme_python(quick_start, ["hf", "report"])
+    assert "</html>" in Path("report.html").read_text(encoding="utf-8")
+    readme_python("import oversmooth as osm\n" + change_it, ["hf", "report"])
+    assert Path("sharp", "config.json").is_file()
+    text_model(Path("path/to/model"))
+    Path("before").symlink_to("path/to/model")
+    text_model(Path("after"), seed=1)
+    Path("texts.txt").write_text("Ice is lighter than water.\n\nWater is older than the sun.\n" * 4)
+    verbs = next(block for block in blocks("bash") if block.startswith("oversmooth "))
+    for line in verbs.splitlines():
+        name, *words = line.partition("#")[0].split()
+        assert name == "oversmooth", line
+        print(line, oversmooth(*words), sep="\n")
+
+
+def text_model(folder: Path, seed: int = 0) -> None:
+    """A tiny BERT with a tokenizer, for the lines of README that name files."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    torch.manual_seed(seed)
+    words = ["[UNK]", "[PAD]", "Ice", "is", "lighter", "than", "water", "Water", "older", "the", "sun", "."]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+    BertModel(BertConfig(**sizes, vocab_size=len(words))).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(folder)
 
 
 def base(folder: Path) -> None:
@@ -121,6 +194,7 @@ def survey(folder: Path) -> None:
 
 CHECKS: dict[str, Callable[[Path], None]] = {
     "base": base,
+    "hf+report": readme,
     "hf": hf,
     "timm": timm,
     "train": train,
@@ -132,14 +206,17 @@ CHECKS: dict[str, Callable[[Path], None]] = {
 """What each extra is for; the others (dev, docs, bench) are for those who work on the package, and only have to install."""
 
 
-def main(extra: str) -> None:
+def main(extra: str, expected: str = "any") -> None:
+    default_model(extra, expected)
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "model").mkdir()
         found = json.loads(oversmooth("inspect", checkpoint(folder / "model"), "--json"))
         assert [layer["layer"] for layer in found["layers"]] == [0, 1], found
         CHECKS.get(extra, lambda folder: None)(folder)
+        os.chdir(folder)
+        readme_python(blocks("python")[0], extra.split("+"))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -19,7 +19,7 @@ def test_the_sdist_builds_the_wheel_and_both_hold_what_they_should(built):
     extras = release.check_metadata(*built)
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(extras) == set(declared)
-    assert set(smoke.CHECKS) - {"base"} <= set(extras)
+    assert set(smoke.CHECKS) - {"base", "hf+report"} <= set(extras)
 
 
 def test_a_wheel_that_lacks_a_file_is_refused(built, tmp_path):
