@@ -113,7 +113,7 @@ def test_runs_and_models_do_not_stand_on_one_page(tmp_path):
 def test_a_real_run_is_watched_while_it_trains_and_three_are_compared(tmp_path):
     folder = tmp_path / "vanilla"
     words = [word for setting in TINY for word in ("--set", setting)]
-    train = [sys.executable, "-m", "oversmooth", "train", "digits", *words, "--out", str(folder)]
+    train = [sys.executable, "-m", "oversmooth", "train", "digits", *words, "--output", str(folder)]
     training = subprocess.Popen(train, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (folder / "manifest.json").is_file():
         assert training.poll() is None, "the run ended before it began"
@@ -128,7 +128,9 @@ def test_a_real_run_is_watched_while_it_trains_and_three_are_compared(tmp_path):
             assert seen.errors == []
         server.shutdown()
     for variant in ("sharpen", "smooth"):
-        assert oversmooth("train", "digits", *words, "--variant", variant, "--out", tmp_path / variant).returncode == 0
+        assert (
+            oversmooth("train", "digits", *words, "--variant", variant, "--output", tmp_path / variant).returncode == 0
+        )
     page = tmp_path / "compare.html"
     done = oversmooth("compare", folder, tmp_path / "sharpen", tmp_path / "smooth", "-o", page)
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from oversmooth.commands.options import DataOption, Pages, Tables, reads_data, runs_model
+from oversmooth.commands.options import DataOption, PairPages, Tables, WithLoss, reads_data, runs_model
 from oversmooth.commands.report import (
     _readings,
     analysed,
@@ -26,8 +26,8 @@ def compare(
         typer.Argument(help="Two or more models, saved analyses (.json), or folders of training runs."),
     ],
     data: DataOption = None,
-    loss: Annotated[bool, typer.Option("--loss", help="Also the loss of each.")] = False,
-    output: Pages = None,
+    loss: WithLoss = False,
+    output: PairPages = None,
     tables: Tables = None,
     *,
     load: dict[str, Any],

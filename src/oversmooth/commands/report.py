@@ -233,7 +233,7 @@ def put_page(page: "Page", files: Sequence[Path]) -> None:
     for path in files:
         if path.suffix == ".md":
             write_text_whole(path, markdown_of(page))
-        elif path.suffix == ".html":
+        elif path.suffix != ".json":
             write_page(page, path)
         typer.echo(f"{'analysis' if path.suffix == '.json' else 'report'}: {path.absolute()}")
 

@@ -82,7 +82,7 @@ def test_a_model_runs_in_what_it_is_stored_in_unless_told(tmp_path):
 def test_the_command_line_takes_both(tmp_path):
     model, _ = tiny_model("vit")
     model.save_pretrained(tmp_path)
-    done = oversmooth("measure", tmp_path, "--offload", "--dtype", "bfloat16", "--json", "--max-samples", "2")
+    done = oversmooth("measure", tmp_path, "--offload", "--dtype", "bfloat16", "--format", "json", "--max-samples", "2")
     assert done.returncode == 0, done.stderr
     assert "model bfloat16 (weights read block by block)" in done.stdout
 
