@@ -229,12 +229,13 @@ def put_page(page: "Page", files: Sequence[Path]) -> None:
     """Writes the page into every file that can hold one, and says what is on it."""
     from oversmooth.output.render import markdown_of, write_page
 
-    typer.echo(page.verdict)
     for path in files:
         if path.suffix == ".md":
             write_text_whole(path, markdown_of(page))
         elif path.suffix != ".json":
             write_page(page, path)
+    typer.echo(page.verdict)
+    for path in files:
         typer.echo(f"{'analysis' if path.suffix == '.json' else 'report'}: {path.absolute()}")
 
 
