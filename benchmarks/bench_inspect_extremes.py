@@ -21,7 +21,7 @@ from bench_inspect_llama import D_HEAD, HEADS, N_KV, WIDTH, inspect_command, wri
 
 FEW, MANY, ROUNDS = 2, 8, 2
 CLAIM, AGREE_TO, LARGEST_RESIDUAL = 4.0, 1e-5, 4e-6
-ROUTES = {"extremes": ["--extremes"], "all": []}
+ROUTES = {"extremes": ["--spectrum", "extremes"], "all": []}
 NAMES = ("rho_dc", "spectral_radius", "min_real", "max_real")
 
 

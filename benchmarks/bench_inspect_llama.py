@@ -1,4 +1,4 @@
-"""Claims for `oversmooth inspect FOLDER --json` at the geometry of LLaMA-3-8B (width 4096, 32 heads, 8 value heads):
+"""Claims for `oversmooth inspect FOLDER --format json` at the geometry of LLaMA-3-8B (width 4096, 32 heads, 8 value heads):
 
 1. at least 10 times faster per layer than the dense route to the same two spectra, which takes the eigenvalues of the
    4096 x 4096 map and of the one with the norm folded in. `inspect` also has every head, norms and symmetry, and reads
@@ -51,7 +51,7 @@ def write_checkpoint(folder: Path, layers: int) -> Path:
 
 
 def inspect_command(folder: Path) -> list[str]:
-    return [sys.executable, "-c", "from oversmooth.cli import main; main()", "inspect", str(folder), "--json"]
+    return [sys.executable, "-c", "from oversmooth.cli import main; main()", "inspect", str(folder), "--format", "json"]
 
 
 # --- the dense route, in a process of its own -----------------------------------------------------------------------

@@ -160,7 +160,7 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory() as name:
             out = Path(name) / "reproduction"
-            subprocess.run([sys.executable, "-m", "oversmooth", "reproduce", "all", "--out", str(out)], check=True)
+            subprocess.run([sys.executable, "-m", "oversmooth", "reproduce", "all", "--output", str(out)], check=True)
             keep(out)
 
 

@@ -143,7 +143,7 @@ def timm(folder: Path) -> None:
 
 
 def train(folder: Path) -> None:
-    said = oversmooth("train", "digits", "--fraction", "0.05", "--set", "training.epochs=1", "--out", folder / "run")
+    said = oversmooth("train", "digits", "--fraction", "0.05", "--set", "training.epochs=1", "--output", folder / "run")
     assert "run:" in said, said
 
 
@@ -172,7 +172,7 @@ def gguf(folder: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert len(json.loads(oversmooth("inspect", path, "--json"))["layers"]) == 1
+    assert len(json.loads(oversmooth("inspect", path, "--format", "json"))["layers"]) == 1
 
 
 def report(folder: Path) -> None:
@@ -186,7 +186,7 @@ def survey(folder: Path) -> None:
     (folder / "models" / "one").mkdir(parents=True)
     checkpoint(folder / "models" / "one")
     for engine in ("serial", "ray"):
-        oversmooth("survey", folder / "models", "--out", folder / engine, "--engine", engine)
+        oversmooth("survey", folder / "models", "--output", folder / engine, "--engine", engine)
         assert osm.read_survey(folder / engine, "model").status.tolist() == ["read"]
     oversmooth("report", folder / "serial", "-o", folder / "atlas.html")
     assert "</html>" in (folder / "atlas.html").read_text(encoding="utf-8")
@@ -211,7 +211,7 @@ def main(extra: str, expected: str = "any") -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "model").mkdir()
-        found = json.loads(oversmooth("inspect", checkpoint(folder / "model"), "--json"))
+        found = json.loads(oversmooth("inspect", checkpoint(folder / "model"), "--format", "json"))
         assert [layer["layer"] for layer in found["layers"]] == [0, 1], found
         CHECKS.get(extra, lambda folder: None)(folder)
         os.chdir(folder)

@@ -60,14 +60,14 @@ class Verb:
 
 
 def _survey(engine: str) -> tuple[str, ...]:
-    return ("survey", "{models}/many", "--out", "{out}/table", "--engine", engine, "--workers", "2")
+    return ("survey", "{models}/many", "--output", "{out}/table", "--engine", engine, "--workers", "2")
 
 
-_PRUNE = ("prune", "{models}/gpt2", "--out", "{out}/model", "--budget", "0.34", "--ids", "{models}/ids.txt")
-_REPORT = ("report", "{models}/bert", "-o", "{out}/report.html", "--save", "{out}/analysis.json", "--max-samples", "2")
-_TRAIN = ("train", "digits", "--variant", "sharpen", "--out", "{out}/run")
+_PRUNE = ("prune", "{models}/gpt2", "--output", "{out}/model", "--budget", "0.34", "--ids", "{models}/ids.txt")
+_REPORT = ("report", "{models}/bert", "-o", "{out}/report.html", "-o", "{out}/analysis.json", "--max-samples", "2")
+_TRAIN = ("train", "digits", "--variant", "sharpen", "--output", "{out}/run")
 VERBS = {
-    "edit": Verb(("edit", "{models}/bert", "--sharpen", "--out", "{out}/model")),
+    "edit": Verb(("edit", "{models}/bert", "--sharpen", "--output", "{out}/model")),
     "prune": Verb(_PRUNE),
     "report": Verb((*_REPORT, "--solve", "1")),
     "train": Verb((*_TRAIN, *(word for text in TRAINING for word in ("--set", text))), ("--resume",), grows=True),

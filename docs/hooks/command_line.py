@@ -1,12 +1,16 @@
-"""Puts the reference of the command line into the page that asks for it, from the commands themselves."""
+"""Puts the help of every verb, as it is printed, into the page that asks for it."""
 
+import re
 from typing import Any
 
 import typer
 
+from oversmooth.commands.help import help_of
 from oversmooth.commands.verbs import app
 
 MARKER = "<!-- commands -->"
+COLUMNS = 80
+BOLD = re.compile(r"\x1b\[\d+m")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -15,23 +19,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def _commands() -> str:
     group: Any = typer.main.get_command(app)  # typer has a click of its own, whose classes are not public
-    return "\n\n".join(_section(name, command) for name, command in group.commands.items())
+    return "\n\n".join(_section(name, command, group) for name, command in group.commands.items())
 
 
-def _section(name: str, command: Any) -> str:
-    context = command.make_context(name, [], resilient_parsing=True)
-    usage = " ".join(["oversmooth", name, *command.collect_usage_pieces(context)])
-    rows = "\n".join(_row(parameter, context) for parameter in command.params)
-    return (
-        f"## oversmooth {name}\n\n{command.help}\n\n```text\n{usage}\n```\n\n"
-        f"| argument or option | meaning | default |\n|---|---|---|\n{rows}"
-    )
-
-
-def _row(parameter: Any, context: Any) -> str:
-    is_option = parameter.param_type_name == "option"
-    name = ", ".join([*parameter.opts, *parameter.secondary_opts] if is_option else parameter.get_usage_pieces(context))
-    default = parameter.get_default(context)
-    says_nothing = default is None or default is False or default == ()
-    shown = "required" if parameter.required else "" if says_nothing else f"`{default}`"
-    return f"| `{name}` | {parameter.help or ''} | {shown} |"
+def _section(name: str, command: Any, group: Any) -> str:
+    parent = group.make_context("oversmooth", [name], resilient_parsing=True)
+    context = command.make_context(name, [], parent=parent, resilient_parsing=True)
+    text = BOLD.sub("", help_of(command, context, COLUMNS, shows_all=True))
+    return f"## oversmooth {name}\n\n```text\n{text}\n```"

@@ -59,7 +59,7 @@ def test_in_float64_the_last_rung_is_exact(case, monkeypatch):
 def test_spectra_equal_brute_force(case):
     model, _ = todays_model(case)
     source = open_source(model)
-    found = osm.inspect(model, dtype="float64")
+    found = osm.inspect(model, precision="float64")
     stack = source.stacks()[0]
     layer, block = found.layers[0], stack.names.blocks[0]
     weights = stack.weights(0, source.store.read)

@@ -35,7 +35,7 @@ def data(tmp_path):
 def test_a_checkpoint_without_a_tokenizer_takes_that_of_the_other_which_is_said(base, data, tmp_path):
     trained = bert(tmp_path / "checkpoint-3", 1, has_words=False)
     page = tmp_path / "page.md"
-    done = oversmooth("compare", base, trained, "--data", data, "--format", "md", "-o", page)
+    done = oversmooth("compare", base, trained, "--data", data, "-o", page)
     assert done.returncode == 0, done.stderr
     assert f"{trained} has no tokenizer of its own: that of {base} is used." in done.stderr
     assert done.stdout.startswith("On these few inputs: in checkpoint-3 tokens end")
@@ -71,6 +71,6 @@ def test_a_tokenizer_is_given_for_models_that_have_none(base, data, tmp_path):
 def test_models_without_any_tokenizer_are_compared_on_random_ids_and_it_is_said(tmp_path):
     pair = [bert(tmp_path / name, seed, has_words=False) for seed, name in enumerate(("a", "b"))]
     page = tmp_path / "page.md"
-    done = oversmooth("compare", *pair, "--format", "md", "-o", page)
+    done = oversmooth("compare", *pair, "-o", page)
     assert done.stdout.startswith("On random token ids: in b tokens end"), done.stderr
     assert page.read_text().count("drawn at random") >= 2

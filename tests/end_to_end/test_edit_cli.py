@@ -44,7 +44,7 @@ def bert(tmp_path):
 
 def test_chosen_layers_are_sharpened_and_everything_else_is_untouched(bert, tmp_path):
     folder, _, _ = bert
-    done = oversmooth("edit", folder, "--sharpen", "--layers", "1-2", "--out", tmp_path / "out")
+    done = oversmooth("edit", folder, "--sharpen", "--layers", "1-2", "--output", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, "")
     assert "eigenvalues of H in [-1, 0], orthogonal basis, in 2 layers" in done.stdout
     assert "-1.00..0.00" in done.stdout
@@ -126,7 +126,7 @@ def test_shards_pickles_and_half_precision(form, dtype, tmp_path):
 
 def test_a_single_file_is_edited_with_the_config_beside_it(bert, tmp_path):
     folder, _, _ = bert
-    oversmooth("edit", folder / "model.safetensors", "--smooth", "--out", tmp_path / "out")
+    oversmooth("edit", folder / "model.safetensors", "--smooth", "--output", tmp_path / "out")
     assert_inside(osm.inspect(tmp_path / "out"), 0.0, 1.0)
 
 
@@ -148,7 +148,7 @@ def test_norm_signs_are_flipped_also_where_one_is_added(case, tmp_path):
 
 def test_h_is_scaled_and_nothing_else(bert, tmp_path):
     folder, _, _ = bert
-    done = oversmooth("edit", folder, "--scale-h", "-0.5", "--out", tmp_path / "out", "--json")
+    done = oversmooth("edit", folder, "--scale-h", "-0.5", "--output", tmp_path / "out", "--format", "json")
     result = osm.Control.from_dict(json.loads(done.stdout))
     assert result.change == "H times -0.5"
     for layer in result.layers:
@@ -161,7 +161,7 @@ def test_h_is_scaled_and_nothing_else(bert, tmp_path):
 
 def test_an_interval_and_flipped_norms_can_be_combined(bert, tmp_path):
     folder, _, _ = bert
-    done = oversmooth("edit", folder, "--interval", "-0.5", "0.5", "--flip-norm-signs", "--out", tmp_path / "out")
+    done = oversmooth("edit", folder, "--interval", "-0.5", "0.5", "--flip-norm-signs", "--output", tmp_path / "out")
     assert "[-0.5, 0.5]" in done.stdout
     assert "signs of the norm" in done.stdout
     assert_inside(osm.inspect(tmp_path / "out"), -0.5, 0.5)
@@ -186,7 +186,7 @@ def test_an_interval_and_flipped_norms_can_be_combined(bert, tmp_path):
     ],
 )
 def test_what_makes_no_sense_is_refused_and_nothing_is_written(bert, tmp_path, arguments, words):
-    done = oversmooth("edit", bert[0], *arguments, "--out", tmp_path / "out")
+    done = oversmooth("edit", bert[0], *arguments, "--output", tmp_path / "out")
     assert done.returncode == 2
     assert words in done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"bert"}
@@ -195,11 +195,13 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_written(bert, tmp_path, a
 def test_a_folder_that_holds_something_is_never_overwritten(bert, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
-    done = oversmooth("edit", bert[0], "--sharpen", "--out", tmp_path / "out")
+    done = oversmooth("edit", bert[0], "--sharpen", "--output", tmp_path / "out")
     assert done.returncode == 2
     assert "not empty, and nothing is overwritten" in done.stderr
     (tmp_path / "out" / "mine.txt").unlink()
-    assert oversmooth("edit", bert[0], "--sharpen", "--out", tmp_path / "out").returncode == 0  # an empty one is fine
+    assert (
+        oversmooth("edit", bert[0], "--sharpen", "--output", tmp_path / "out").returncode == 0
+    )  # an empty one is fine
     edit(bert[0], tmp_path / "a" / "b", interval=(-1.0, 0.0))  # folders above it are made
     assert (tmp_path / "a" / "b" / "config.json").is_file()
     (tmp_path / "file").write_text("")
@@ -249,10 +251,10 @@ def test_the_real_model_is_sharpened_and_loaded_by_transformers(tmp_path):
     from transformers import AutoModel, AutoTokenizer
 
     folder = minilm()
-    done = oversmooth("edit", folder, "--sharpen", "--layers", "3-5", "--out", tmp_path / "sharp")
+    done = oversmooth("edit", folder, "--sharpen", "--layers", "3-5", "--output", tmp_path / "sharp")
     assert (done.returncode, done.stderr) == (0, "")
     assert "in 3 layers" in done.stdout
-    inspected = json.loads(oversmooth("inspect", tmp_path / "sharp", "--json").stdout)
+    inspected = json.loads(oversmooth("inspect", tmp_path / "sharp", "--format", "json").stdout)
     for layer in inspected["layers"]:
         assert (layer["plain"]["max_real"] < 1e-5) == (layer["layer"] >= 3)
     tokens = AutoTokenizer.from_pretrained(tmp_path / "sharp")(["a cat sat on the mat"], return_tensors="pt")
@@ -311,7 +313,7 @@ def test_an_edited_checkpoint_says_what_was_done_to_which_weights(bert, tmp_path
 
     folder, _, _ = bert
     (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# A model\n\n```\nnever closed")
-    oversmooth("edit", folder, "--sharpen", "--layers", "1-2", "--out", tmp_path / "out")
+    oversmooth("edit", folder, "--sharpen", "--layers", "1-2", "--output", tmp_path / "out")
     said = json.loads((tmp_path / "out" / "oversmooth.json").read_text())
     assert (said["verb"], said["done"]) == ("edit", "eigenvalues of H in [-1, 0], orthogonal basis, in 2 layers")
     original = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
@@ -408,7 +410,7 @@ def test_links_out_of_the_folder_and_to_nowhere_are_not_copied_and_named(bert, t
     (folder / "nowhere.txt").symlink_to("missing.txt")
     (folder / "linked").symlink_to(tmp_path / "far")
     (folder / "again.json").symlink_to("tokenizer.json")
-    done = oversmooth("edit", folder, "--scale-h", "0.5", "--out", tmp_path / "out")
+    done = oversmooth("edit", folder, "--scale-h", "0.5", "--output", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, "")
     for name in ("linked", "notes.txt", "nowhere.txt"):
         assert name in done.stdout

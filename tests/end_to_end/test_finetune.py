@@ -50,7 +50,7 @@ def everything(encoder, tmp_path_factory):
     """All ten sets, one epoch of a few records."""
     root = tmp_path_factory.mktemp("finetune")
     data = write_superglue(root / "data", train=8, val=6, test=4)
-    words = ["--tasks", "superglue", "--data", data, "--out", root / "out"]
+    words = ["--tasks", "superglue", "--data", data, "--output", root / "out"]
     with one_thread():
         done = oversmooth("finetune", encoder, *words, "--set", "training.epochs=1")
     assert done.returncode == 0, done.stderr
@@ -148,9 +148,9 @@ def test_a_fine_tuned_encoder_is_an_ordinary_checkpoint_with_its_head_beside_it(
 
 def test_finished_runs_are_kept_and_another_encoder_is_refused(everything, encoder):
     root, _ = everything
-    words = ["--tasks", "superglue", "--data", root / "data", "--out", root / "out"]
+    words = ["--tasks", "superglue", "--data", root / "data", "--output", root / "out"]
     before = (root / "out" / "results.json").read_text()
-    again = oversmooth("finetune", encoder, *words, "--set", "training.epochs=1", "--resume", "--json")
+    again = oversmooth("finetune", encoder, *words, "--set", "training.epochs=1", "--resume", "--format", "json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout) == json.loads(before)
     changed = oversmooth("finetune", encoder, *words, "--set", "training.epochs=2", "--resume")
@@ -181,7 +181,7 @@ def test_a_wrong_word_ends_in_one_message_and_no_folder(encoder, tmp_path, words
     for name in ("config.json", "model.safetensors"):
         shutil.copy(encoder / name, bare)
     words = [word.format(encoder=encoder, bare=bare) for word in words]
-    done = oversmooth("finetune", *words, "--out", tmp_path / "out")
+    done = oversmooth("finetune", *words, "--output", tmp_path / "out")
     assert done.returncode == 2
     for part in parts:
         assert part in done.stderr
@@ -194,7 +194,7 @@ def test_a_process_of_its_own_says_what_is_wrong_without_a_traceback(tmp_path):
     """Nothing has imported transformers there, and beside a CPU-only torch that needs our cure first."""
     code = "from oversmooth.cli import main; main()"
     (tmp_path / "empty").mkdir()
-    command = [sys.executable, "-c", code, "finetune", str(tmp_path / "empty"), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-c", code, "finetune", str(tmp_path / "empty"), "--output", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("error: Expected weights")
@@ -246,8 +246,8 @@ def test_the_diagnostic_sets_are_answered_by_the_model_of_rte(encoder, tmp_path)
 def test_a_real_encoder_is_fine_tuned_on_three_tasks(tmp_path):
     data = os.environ.get("OVERSMOOTH_DATA")
     source = Path(data) / "superglue" if data else write_superglue(tmp_path / "data", train=32, val=24)
-    words = ["--tasks", "cb,copa,wic", "--data", source, "--out", tmp_path / "out", "--set", "training.epochs=1"]
-    done = oversmooth("finetune", minilm(), *words, "--set", "training.max_tokens=64", "--json")
+    words = ["--tasks", "cb,copa,wic", "--data", source, "--output", tmp_path / "out", "--set", "training.epochs=1"]
+    done = oversmooth("finetune", minilm(), *words, "--set", "training.max_tokens=64", "--format", "json")
     assert done.returncode == 0, done.stderr
     table = json.loads(done.stdout)
     assert [row["task"] for row in table["tasks"]] == ["cb", "copa", "wic"]

@@ -77,19 +77,19 @@ def test_inspect_prints_one_row_per_layer_with_the_librarys_numbers(oversmooth, 
 
 def test_the_last_line_says_what_the_value_maps_prefer(oversmooth, folder, tmp_path):
     assert weights_words(osm.inspect(folder)) in " ".join(oversmooth("inspect", folder)[1].split())
-    assert oversmooth("edit", folder, "--sharpen", "--out", tmp_path / "sharp")[0] == 0
+    assert oversmooth("edit", folder, "--sharpen", "--output", tmp_path / "sharp")[0] == 0
     last = oversmooth("inspect", tmp_path / "sharp")[1].strip().splitlines()[-1]
     assert last.startswith("All 3 value maps prefer sharpening (positivity -1.00 or below).")
 
 
 def test_json_is_the_only_thing_on_stdout_and_restores_the_result(oversmooth, folder):
-    code, out, err = oversmooth("inspect", folder, "--json")
+    code, out, err = oversmooth("inspect", folder, "--format", "json")
     assert (code, err) == (0, "")
     assert Inspection.from_dict(json.loads(out)) == osm.inspect(folder)
 
 
 def test_csv_has_the_rows_of_the_layers(oversmooth, folder, tmp_path):
-    code, out, _ = oversmooth("inspect", folder, "--csv", tmp_path / "out.csv")
+    code, out, _ = oversmooth("inspect", folder, "-o", tmp_path / "out.csv")
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     expected = osm.inspect(folder).rows()
     assert code == 0
@@ -100,14 +100,14 @@ def test_csv_has_the_rows_of_the_layers(oversmooth, folder, tmp_path):
 
 
 def test_csv_has_the_rows_of_the_heads_when_heads_are_asked_for(oversmooth, folder, tmp_path):
-    oversmooth("inspect", folder, "--heads", "--csv", tmp_path / "out.csv")
+    oversmooth("inspect", folder, "--heads", "-o", tmp_path / "out.csv")
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     assert [(int(row["layer"]), int(row["head"])) for row in rows] == [(i, h) for i in range(3) for h in range(4)]
 
 
 def test_csv_replaces_an_older_file(oversmooth, folder, tmp_path):
     (tmp_path / "out.csv").write_text("old")
-    oversmooth("inspect", folder, "--csv", tmp_path / "out.csv")
+    oversmooth("inspect", folder, "-o", tmp_path / "out.csv")
     assert (tmp_path / "out.csv").read_text().startswith("model,stack,layer")
 
 
@@ -121,8 +121,8 @@ def test_heads_prints_a_second_table_with_a_row_per_head(oversmooth, folder):
 
 def test_full_computes_every_eigenvalue_of_a_wide_layer(oversmooth, folder, monkeypatch):
     monkeypatch.setattr("oversmooth.spectra.spectrum.DENSE_UP_TO", 16)
-    _, extremes, _ = oversmooth("inspect", folder, "--json")
-    _, full, _ = oversmooth("inspect", folder, "--json", "--full")
+    _, extremes, _ = oversmooth("inspect", folder, "--format", "json")
+    _, full, _ = oversmooth("inspect", folder, "--format", "json", "--spectrum", "full")
     extremes, full = json.loads(extremes)["layers"][0]["plain"], json.loads(full)["layers"][0]["plain"]
     assert (extremes["route"], extremes["eigenvalues"]) == ("krylov", None)
     assert (full["route"], len(full["eigenvalues"])) == ("dense", 32)
@@ -130,17 +130,17 @@ def test_full_computes_every_eigenvalue_of_a_wide_layer(oversmooth, folder, monk
 
 
 def test_extremes_are_computed_in_float32_where_not_all_eigenvalues_are(oversmooth, folder, monkeypatch):
-    _, small, _ = oversmooth("inspect", folder, "--json", "--extremes")
+    _, small, _ = oversmooth("inspect", folder, "--format", "json", "--spectrum", "extremes")
     for room in ("spectrum", "inspect"):
         monkeypatch.setattr(f"oversmooth.spectra.{room}.DENSE_WITHOUT_ASKING", 16)
-    _, large, _ = oversmooth("inspect", folder, "--json", "--extremes")
+    _, large, _ = oversmooth("inspect", folder, "--format", "json", "--spectrum", "extremes")
     small, large = json.loads(small), json.loads(large)
     assert [found["provenance"]["compute_dtype"] for found in (small, large)] == ["float64", "float32"]
     assert [found["layers"][0]["plain"]["route"] for found in (small, large)] == ["dense", "krylov"]
 
 
-def test_dtype_is_what_the_eigenvalues_are_computed_in(oversmooth, folder):
-    _, out, _ = oversmooth("inspect", folder, "--json", "--dtype", "float32")
+def test_precision_is_what_the_eigenvalues_are_computed_in(oversmooth, folder):
+    _, out, _ = oversmooth("inspect", folder, "--format", "json", "--precision", "float32")
     assert json.loads(out)["provenance"]["compute_dtype"] == "float32"
 
 
@@ -175,7 +175,7 @@ def test_a_layer_with_nan_is_unreadable_by_name_and_the_others_continue(oversmoo
     code, out, _ = oversmooth("inspect", folder)
     assert code == 0
     assert f"layer 1 unreadable: {name} holds 2 values that are NaN or infinite" in out
-    _, out, _ = oversmooth("inspect", folder, "--json")
+    _, out, _ = oversmooth("inspect", folder, "--format", "json")
     layers = Inspection.from_dict(json.loads(out)).layers
     assert [layer.plain is None for layer in layers] == [False, True, False]
 
@@ -245,7 +245,7 @@ def test_architectures_lists_every_family_and_every_refusal(oversmooth):
 
 
 def test_architectures_as_json_are_each_once_with_their_reason(oversmooth):
-    listed = json.loads(oversmooth("list", "architectures", "--json")[1])
+    listed = json.loads(oversmooth("list", "architectures", "--format", "json")[1])
     declared = [row["model"] for row in listed if row["state"] == "declared" and row["library"] == "transformers"]
     assert len(declared) == len(set(declared))
     assert {model_type for arch in ARCHITECTURES.values() for model_type in arch.model_types} <= set(declared)
@@ -254,11 +254,11 @@ def test_architectures_as_json_are_each_once_with_their_reason(oversmooth):
 
 @pytest.mark.parametrize("kind", ["architectures", "metrics", "interventions", "recipes", "what-ifs"])
 def test_every_kind_is_listed_and_searched(oversmooth, kind):
-    rows = json.loads(oversmooth("list", kind, "--json")[1])
-    counted = {row["list"]: row["entries"] for row in json.loads(oversmooth("list", "--json")[1])}
+    rows = json.loads(oversmooth("list", kind, "--format", "json")[1])
+    counted = {row["list"]: row["entries"] for row in json.loads(oversmooth("list", "--format", "json")[1])}
     assert len(rows) == counted[kind] > 5
     word = str(next(iter(rows[-1].values())))
-    found = json.loads(oversmooth("list", kind, word.upper(), "--json")[1])
+    found = json.loads(oversmooth("list", kind, word.upper(), "--format", "json")[1])
     assert rows[-1] in found
     assert len(found) <= len(rows)
     assert oversmooth("list", kind, "no such thing")[1] == f"No {kind} with 'no such thing'.\n"
@@ -293,13 +293,13 @@ def test_verify_exits_with_1_when_the_declaration_does_not_fit(oversmooth, folde
     code, out, _ = oversmooth("verify", folder)
     assert code == 1
     assert "does not fit" in out
-    code, out, _ = oversmooth("verify", folder, "--json")
+    code, out, _ = oversmooth("verify", folder, "--format", "json")
     assert code == 1
     assert not Verification.from_dict(json.loads(out)).passed
 
 
 def test_verify_as_json_restores_the_result(oversmooth, folder):
-    code, out, err = oversmooth("verify", folder, "--json")
+    code, out, err = oversmooth("verify", folder, "--format", "json")
     assert (code, err) == (0, "")
     assert Verification.from_dict(json.loads(out)).largest_error < 1e-5
 
@@ -437,7 +437,7 @@ def test_the_config_mismatch_of_a_live_load_is_no_traceback(oversmooth, folder):
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (("--dtype", "half"), ("Unknown dtype 'half'", "Known: auto, float32, float64")),
+        (("--precision", "half"), ("Unknown precision 'half'", "Known: auto, float32, float64")),
         (("--model-type", "berd"), ("'berd'", "Close: bert", "--model-type")),
         (("--n-heads", "0"), ("--n-heads",)),
         (("--no-such-option",), ("No such option",)),
@@ -450,16 +450,19 @@ def test_a_bad_option_ends_in_one_message_with_exit_code_2(options, parts, overs
         assert part in err
 
 
-@pytest.mark.parametrize(("place", "reason"), [("absent/out.csv", "there is no folder"), (".", "it is a folder")])
+@pytest.mark.parametrize(
+    ("place", "reason"), [("absent/out.csv", "there is no folder"), ("folder.csv", "it is a folder")]
+)
 def test_a_csv_that_cannot_be_written_is_refused_before_the_work(
     place, reason, oversmooth, tmp_path, folder, monkeypatch
 ):
     monkeypatch.setattr("oversmooth.spectra.inspect.open_model", lambda *_, **__: pytest.fail("the work was begun"))
-    code, out, err = oversmooth("inspect", folder, "--csv", tmp_path / place)
+    (tmp_path / "folder.csv").mkdir()
+    code, out, err = oversmooth("inspect", folder, "-o", tmp_path / place)
     assert (code, out) == (2, "")
     for part in ("cannot be written", reason, "existing, writable folder"):
         assert part in err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.csv", "model"]
 
 
 def test_a_csv_that_fails_while_it_is_written_leaves_nothing_behind(oversmooth, tmp_path, folder, monkeypatch):
@@ -469,7 +472,7 @@ def test_a_csv_that_fails_while_it_is_written_leaves_nothing_behind(oversmooth, 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full_disk)
-    code, _, err = oversmooth("inspect", folder, "--csv", tmp_path / "out.csv")
+    code, _, err = oversmooth("inspect", folder, "-o", tmp_path / "out.csv")
     assert code == 2
     assert "No space left on device" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out.csv"]
@@ -497,7 +500,7 @@ def test_the_real_minilm_is_read_in_part_and_leaves_a_trace():
 
 
 def test_the_real_minilm_fits_its_declaration(oversmooth):
-    code, out, _ = oversmooth("verify", minilm(), "--json")
+    code, out, _ = oversmooth("verify", minilm(), "--format", "json")
     assert code == 0
     assert Verification.from_dict(json.loads(out)).largest_error < 1e-4
 

@@ -18,8 +18,8 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("measured")
     text = folder / "texts.txt"
     text.write_text("\n\n".join(t.replace("\n\n", "\n") for t in sample_texts()), encoding="utf-8")
-    outputs = ["--csv", folder / "rows.csv", "--parquet", folder / "rows.parquet"]
-    done = oversmooth("measure", minilm(), "--data", text, "--max-tokens", 512, "--json", *outputs)
+    outputs = ["-o", folder / "rows.csv", "-o", folder / "rows.parquet"]
+    done = oversmooth("measure", minilm(), "--data", text, "--max-tokens", 512, "--format", "json", *outputs)
     assert done.returncode == 0, done.stderr
     return folder, text, Measurement.from_dict(json.loads(done.stdout))
 
@@ -99,14 +99,16 @@ def test_with_null_the_same_architecture_untrained_stands_beside_it():
     done = oversmooth("measure", "--max-samples", 4, "--null")
     assert done.returncode == 0, done.stderr
     assert "untrained" in done.stdout
-    done = oversmooth("measure", "--max-samples", 4, "--null", "--pairs", "--json", "--metrics", "cosine,between")
+    done = oversmooth(
+        "measure", "--max-samples", 4, "--null", "--pairs", "--format", "json", "--metrics", "cosine,between"
+    )
     found = Measurement.from_dict(json.loads(done.stdout))
     assert len(found.untrained[0].levels) == len(found.pairs) == 7
     assert found.answer.between is not None
 
 
 def test_shared_layers_show_one_row_per_pass():
-    done = oversmooth("measure", albert(), "--json", "--max-samples", 2, "--metrics", "cosine")
+    done = oversmooth("measure", albert(), "--format", "json", "--max-samples", 2, "--metrics", "cosine")
     assert done.returncode == 0, done.stderr
     assert len(Measurement.from_dict(json.loads(done.stdout)).curve("cosine")) == 13
 
@@ -114,7 +116,9 @@ def test_shared_layers_show_one_row_per_pass():
 def test_a_vision_model_is_measured_on_generated_images_without_its_prefix(tmp_path):
     model, _ = tiny_model("vit")
     model.save_pretrained(tmp_path)
-    done = oversmooth("measure", tmp_path, "--prefix-tokens", "drop", "--metrics", "cosine,high_frequency", "--json")
+    done = oversmooth(
+        "measure", tmp_path, "--prefix-tokens", "drop", "--metrics", "cosine,high_frequency", "--format", "json"
+    )
     assert done.returncode == 0, done.stderr
     result = Measurement.from_dict(json.loads(done.stdout))
     assert (result.prefix_tokens, result.data.tokens) == ("dropped", 256)
@@ -164,8 +168,8 @@ def image_model_with_text(folder):
         (lambda folder: [minilm(), "--metrics", "cosin"], ("Close: cosine",)),
         (lambda folder: [minilm(), "--at", "everywhere"], ("Unknown place",)),
         (lambda folder: [minilm(), "--device", "gpu9"], ("device",)),
-        (lambda folder: [minilm(), "--csv", folder / "no" / "x.csv", "--max-samples", 2], ("x.csv",)),
-        (lambda folder: [minilm(), "--parquet", folder / "no" / "x.parquet", "--max-samples", 2], ("x.parquet",)),
+        (lambda folder: [minilm(), "-o", folder / "no" / "x.csv", "--max-samples", 2], ("x.csv",)),
+        (lambda folder: [minilm(), "-o", folder / "no" / "x.parquet", "--max-samples", 2], ("x.parquet",)),
         (lambda folder: [folder / "absent"], ("Nothing was found",)),
     ],
 )

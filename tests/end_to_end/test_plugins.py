@@ -47,7 +47,7 @@ def test_the_example_package_passes_its_own_tests(installed):
 
 
 def test_installed_plugins_are_listed(installed):
-    done = run(installed, *COMMAND, "list", "plugins", "--json")
+    done = run(installed, *COMMAND, "list", "plugins", "--format", "json")
     assert [(row["adds to"], row["name"], row["state"]) for row in json.loads(done.stdout)] == [
         ("architectures", "ringformer", "used"),
         ("metrics", "farthest_pair", "used"),
@@ -80,7 +80,7 @@ def test_broken_plugins_are_named_with_their_package_and_reason_and_the_others_w
     for name, (entries, code, _) in BROKEN.items():
         package(tmp_path, name, entries, code)
     package(tmp_path, "works", {"metrics": "first = works:first"}, "def first(h, keep): return h[:, 0, 0]")
-    rows = json.loads(run(tmp_path, *COMMAND, "list", "plugins", "--json").stdout)
+    rows = json.loads(run(tmp_path, *COMMAND, "list", "plugins", "--format", "json").stdout)
     by_package = {row["package"]: row["state"] for row in rows}
     assert by_package.pop("works 1.2") == "used"
     assert set(by_package) == {f"{name} 1.2" for name in BROKEN}

@@ -33,7 +33,7 @@ def predicted(text, tmp_path_factory):
     rows = tmp_path_factory.mktemp("predicted") / "rows.csv"
     changes = ("--what-if", "no_skip", "--what-if", "interval:-1,-0.05", "--what-if", "flip_norms")
     done = oversmooth(
-        *("predict", minilm(), "--data", text, "--simulate", 200, *changes, "--json", "--csv", rows),
+        *("predict", minilm(), "--data", text, "--simulate", 200, *changes, "--format", "json", "-o", rows),
     )
     assert done.returncode == 0, done.stderr
     return rows, Prediction.from_dict(json.loads(done.stdout))
@@ -174,7 +174,7 @@ def test_real_text_gives_the_same_picture():
         (("--what-if", "scale"), ("scale:FACTOR",)),
         (("--precision", "float16"), ("float32, float64",)),
         (("--data", "nowhere.txt"), ("nowhere.txt",)),
-        (("--csv", "no/such/folder/rows.csv"), ("cannot be written",)),
+        (("-o", "no/such/folder/rows.csv"), ("cannot be written",)),
         (("--device", "abacus"), ("device",)),
     ],
 )

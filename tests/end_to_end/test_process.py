@@ -104,8 +104,8 @@ def test_a_process_without_memory_says_so():
 # --- the end from outside -------------------------------------------------------------------------------------------
 
 
-CSV = ("inspect", "{model}", "--csv", "{out}")
-EDIT = ("edit", "{model}", "--sharpen", "--out", "{out}")
+CSV = ("inspect", "{model}", "-o", "{out}.csv")
+EDIT = ("edit", "{model}", "--sharpen", "--output", "{out}")
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def test_a_process_that_is_ended_while_it_writes_leaves_nothing_behind(name, arg
 
 
 def test_the_process_above_does_write_when_it_is_left_alone(folder, tmp_path):
-    done = run("inspect", folder, "--csv", tmp_path / "out")
+    done = run("inspect", folder, "-o", tmp_path / "out.csv")
     assert (done.returncode, done.stderr) == (0, "")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
 
 # --- streams --------------------------------------------------------------------------------------------------------
 
-COMMANDS = [("list", "architectures"), ("inspect", "{model}", "--json")]
+COMMANDS = [("list", "architectures"), ("inspect", "{model}", "--format", "json")]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -145,7 +145,7 @@ def test_a_reader_that_leaves_is_no_error_of_ours():
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_a_stream_that_is_closed_changes_nothing_else(closed, folder, tmp_path):
-    done = run("inspect", folder, "--csv", tmp_path / "rows.csv", shell=closed)
+    done = run("inspect", folder, "-o", tmp_path / "rows.csv", shell=closed)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "rows.csv").read_text().startswith("model,stack,layer,")
 
@@ -158,7 +158,7 @@ def test_an_error_with_stderr_closed_still_has_its_code():
 @pytest.mark.slow
 def test_a_page_goes_to_stdout_where_it_is_told_to(folder, tmp_path):
     saved = tmp_path / "analysis.json"
-    run("report", folder, "--max-samples", "2", "--save", saved, "-o", tmp_path / "x.html", check=True)
+    run("report", folder, "--max-samples", "2", "-o", saved, "-o", tmp_path / "x.html", check=True)
     whole = (tmp_path / "x.html").read_text()
     for shell in ("", f"> {tmp_path / 'y.html'}"):
         done = run("report", saved, "-o", "/dev/stdout", shell=shell)

@@ -364,7 +364,7 @@ def test_the_analysis_round_trips(analysis):
         (["report", "nowhere"], ("Nothing was found",)),
         (["report", "-o", "no/such/folder/r.html"], ("no folder",)),
         (["report", "absent.jsonl"], ("JSONL file written by the monitor",)),
-        (["report", "one", "two", "--save", "both.json"], ("--save must be given with one model", "several models")),
+        (["report", "one", "two", "-o", "both.json"], ("FILE.json must be given with one model", "several models")),
         (["report", "one", "two", "--figures", "both"], ("--figures must be given with one model",)),
     ],
 )

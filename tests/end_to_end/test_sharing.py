@@ -25,7 +25,7 @@ def test_the_card_holds_results_that_the_hub_reads(saved):
 
     path, analysis = saved
     card = path.parent / "card.md"
-    assert oversmooth("report", path, "--format", "card", "--name", "my: model", "-o", card).returncode == 0
+    assert oversmooth("report", path, "--name", "my: model", "--card", card).returncode == 0
     results = ModelCard(card.read_text()).data.eval_results
     last = analysis.measurement.curve("cosine")[-1].mean
     (cosine,) = [result.metric_value for result in results if result.metric_type == "cosine"]
@@ -38,13 +38,13 @@ def test_the_card_holds_results_that_the_hub_reads(saved):
 def test_a_report_for_pull_requests_is_markdown(saved, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path, _ = saved
-    done = oversmooth("report", path, "--format", "md")
+    done = oversmooth("report", path, "-o", "report.md")
     assert done.returncode == 0
     text = (tmp_path / "report.md").read_text()
     assert text.startswith("## oversmooth: ")
     assert "| --- |" in text
     assert "<" not in text
-    assert oversmooth("report", path, "--format", "pdf").stderr.startswith("error: Unknown format 'pdf'")
+    assert "ends in .html, .md, .json" in oversmooth("report", path, "-o", "report.pdf").stderr
 
 
 def test_what_others_named_is_shown_as_it_is_and_makes_no_link(saved, tmp_path):
@@ -54,7 +54,7 @@ def test_what_others_named_is_shown_as_it_is_and_makes_no_link(saved, tmp_path):
     measurement = dataclasses.replace(analysis.measurement, data=data)
     changed = dataclasses.replace(analysis, measurement=measurement, command="oversmooth report 'a`b'")
     (tmp_path / "a.json").write_text(changed.to_json())
-    assert oversmooth("report", tmp_path / "a.json", "--format", "card", "-o", tmp_path / "card.md").returncode == 0
+    assert oversmooth("report", tmp_path / "a.json", "--card", tmp_path / "card.md").returncode == 0
     section = (tmp_path / "card.md").read_text().rpartition("---")[2]
     assert r"\!\[x\]\(http\://evil\) \<img src=x\> \# big \`code\`" in section
     assert "``oversmooth report 'a`b'``" in section

@@ -160,7 +160,7 @@ def assert_limits_kept(hub, log, killed=()):
 
 
 def command(listing: Path, out: Path, *options: object) -> list[str]:
-    words = [sys.executable, "-m", "oversmooth", "survey", listing, "--out", out, "--json", *options]
+    words = [sys.executable, "-m", "oversmooth", "survey", listing, "--output", out, "--format", "json", *options]
     return [str(word) for word in words]
 
 

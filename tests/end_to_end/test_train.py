@@ -63,7 +63,7 @@ def assert_same_weights(left, right, model="model"):
 def sharpened(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "sharpen"
     with one_thread():
-        done = oversmooth("train", "digits", "--variant", "sharpen", "--out", out, *SETTINGS, "--seed", 3)
+        done = oversmooth("train", "digits", "--variant", "sharpen", "--output", out, *SETTINGS, "--seed", 3)
     assert done.returncode == 0, done.stderr
     return out, done
 
@@ -147,7 +147,7 @@ def test_the_analysis_is_that_of_the_final_model(sharpened):
 def test_a_run_without_its_analysis_has_the_same_weights_and_scores(sharpened, tmp_path):
     words = ("--variant", "sharpen", *SETTINGS, "--seed", 3, "--no-analyze")
     with one_thread():
-        done = oversmooth("train", "digits", "--out", tmp_path / "run", *words)
+        done = oversmooth("train", "digits", "--output", tmp_path / "run", *words)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "run" / "analysis.json").exists()
     assert_same_weights(sharpened[0], tmp_path / "run")
@@ -165,7 +165,7 @@ def test_a_picture_of_the_first_batch_is_there(sharpened):
 def test_a_run_that_is_done_is_not_run_again(sharpened):
     out, _ = sharpened
     before = (out / "manifest.json").stat().st_mtime_ns
-    done = oversmooth("train", "digits", "--variant", "sharpen", "--out", out, *SETTINGS, "--seed", 3, "--resume")
+    done = oversmooth("train", "digits", "--variant", "sharpen", "--output", out, *SETTINGS, "--seed", 3, "--resume")
     assert done.returncode == 0
     assert "eval_accuracy" in done.stdout
     assert (out / "manifest.json").stat().st_mtime_ns == before
@@ -264,7 +264,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(tmp_path, moment, co
     more += ("watch.log_every=0.3", "watch.monitor_every=0.36")  # a line spans a checkpoint; smoothing falls on one
     trained(tmp_path / "whole", *more, variant="sharpen")
     settings = [word for setting in (*TINY, *more) for word in ("--set", setting)]
-    words = ["train", "digits", "--variant", "sharpen", "--out", tmp_path / "killed", *settings]
+    words = ["train", "digits", "--variant", "sharpen", "--output", tmp_path / "killed", *settings]
     assert killed(moment, count, *words).returncode == -9
     assert not json.loads((tmp_path / "killed" / "manifest.json").read_text())["finished"]
     run = trained(tmp_path / "killed", *more, variant="sharpen", resume=True)
@@ -288,7 +288,7 @@ def test_two_processes_train_as_one_does(tmp_path):
     more = ("augmentation.mixup=0.8", "augmentation.mix_group=48", "augmentation.crop=pad", "augmentation.padding=1")
     trained(tmp_path / "one", *more, variant="sharpen")
     settings = [word for setting in (*TINY, *more) for word in ("--set", setting)]
-    done = in_two_processes("train", "digits", "--variant", "sharpen", "--out", tmp_path / "two", *settings)
+    done = in_two_processes("train", "digits", "--variant", "sharpen", "--output", tmp_path / "two", *settings)
     assert done.returncode == 0, done.stderr[-3000:]
     losses = [[p["loss"] for p in read_run(tmp_path / n / "metrics.jsonl") if "loss" in p] for n in ("one", "two")]
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=0)
@@ -374,7 +374,7 @@ def test_cifar100_trains_end_to_end_from_its_archive(tmp_path, cifar):
     """The recipe as published on an archive of the true format; only sizes are smaller."""
     archive = write_cifar100(tmp_path, cifar)
     settings = [word for setting in CIFAR for word in ("--set", setting)]
-    arguments = ("train", "cifar100", "--data", archive, "--out", tmp_path / "run", "--variant", "smooth", *settings)
+    arguments = ("train", "cifar100", "--data", archive, "--output", tmp_path / "run", "--variant", "smooth", *settings)
     done = oversmooth(*arguments)
     assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
@@ -444,15 +444,15 @@ def test_fsdp_with_an_eigenbasis_is_refused(tmp_path, monkeypatch):
 
 def test_another_run_is_neither_overwritten_nor_resumed(sharpened, tmp_path):
     out, _ = sharpened
-    again = oversmooth("train", "digits", "--variant", "sharpen", "--out", out, *SETTINGS)
+    again = oversmooth("train", "digits", "--variant", "sharpen", "--output", out, *SETTINGS)
     assert again.returncode == 2
     assert "it holds a run already" in again.stderr
     assert "--resume" in again.stderr
-    other = oversmooth("train", "digits", "--variant", "sharpen", "--out", out, *SETTINGS, "--seed", 4, "--resume")
+    other = oversmooth("train", "digits", "--variant", "sharpen", "--output", out, *SETTINGS, "--seed", 4, "--resume")
     assert other.returncode == 2
     assert "seed was 3 and is now 4" in other.stderr
     (tmp_path / "file").write_text("mine")
-    foreign = oversmooth("train", "digits", "--out", tmp_path, *SETTINGS)
+    foreign = oversmooth("train", "digits", "--output", tmp_path, *SETTINGS)
     assert foreign.returncode == 2
     assert "the folder is not empty" in foreign.stderr
 
@@ -473,7 +473,7 @@ def test_another_run_is_neither_overwritten_nor_resumed(sharpened, tmp_path):
     ],
 )
 def test_a_wrong_word_ends_in_one_message_and_no_folder(tmp_path, words, parts):
-    done = oversmooth("train", *words, "--out", tmp_path / "run")
+    done = oversmooth("train", *words, "--output", tmp_path / "run")
     assert done.returncode == 2
     for part in parts:
         assert part in done.stderr
@@ -483,7 +483,7 @@ def test_a_wrong_word_ends_in_one_message_and_no_folder(tmp_path, words, parts):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a folder that not even root can write to: /proc, on Linux only")
 def test_a_folder_that_cannot_be_made_ends_in_one_message():
-    done = oversmooth("train", "digits", "--out", "/proc/run", *SETTINGS)
+    done = oversmooth("train", "digits", "--output", "/proc/run", *SETTINGS)
     assert done.returncode == 2
     assert "/proc/run cannot be written" in done.stderr
     assert "Traceback" not in done.stderr

@@ -76,7 +76,7 @@ def assert_same_weights(left, right):
 def sharpened(tmp_path_factory, _cache):
     out = tmp_path_factory.mktemp("runs") / "sharpen"
     with one_thread():
-        done = oversmooth("train", "mini-bert", "--variant", "sharpen", "--out", out, *SETTINGS)
+        done = oversmooth("train", "mini-bert", "--variant", "sharpen", "--output", out, *SETTINGS)
     assert done.returncode == 0, done.stderr
     return out, done
 
@@ -236,7 +236,7 @@ def test_a_run_is_the_same_again_with_the_same_seed_and_another_with_another(tmp
 )
 def test_a_run_killed_at_any_moment_ends_with_the_same_bits(tmp_path, moment, count):
     trained(tmp_path / "whole", variant="sharpen")
-    words = ["train", "mini-bert", "--variant", "sharpen", "--out", tmp_path / "killed", *SETTINGS]
+    words = ["train", "mini-bert", "--variant", "sharpen", "--output", tmp_path / "killed", *SETTINGS]
     assert killed(moment, count, *words).returncode == -9
     assert not json.loads((tmp_path / "killed" / "manifest.json").read_text())["finished"]
     trained(tmp_path / "killed", variant="sharpen", resume=True)
@@ -250,7 +250,7 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_bits(tmp_path, moment, co
 def test_two_processes_train_as_one_does(tmp_path):
     """At the same global batch, which grows: losses agree within 1e-3 of their size, which is rounding in another order."""
     trained(tmp_path / "one", variant="sharpen")
-    done = in_two_processes("train", "mini-bert", "--variant", "sharpen", "--out", tmp_path / "two", *SETTINGS)
+    done = in_two_processes("train", "mini-bert", "--variant", "sharpen", "--output", tmp_path / "two", *SETTINGS)
     assert done.returncode == 0, done.stderr[-3000:]
     torch.testing.assert_close(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-3, atol=0)
     first, second = (json.loads((tmp_path / n / "manifest.json").read_text()) for n in ("one", "two"))
@@ -272,7 +272,7 @@ def test_text_of_the_users_own_is_trained_on_and_its_defects_are_said(tmp_path, 
 
 
 def test_data_that_is_not_there_ends_in_one_message_and_no_folder(tmp_path):
-    done = oversmooth("train", "mini-bert", "--data", "/nowhere/at/all", "--out", tmp_path / "run")
+    done = oversmooth("train", "mini-bert", "--data", "/nowhere/at/all", "--output", tmp_path / "run")
     assert done.returncode == 2
     assert "'/nowhere/at/all'" in done.stderr
     assert "Traceback" not in done.stderr

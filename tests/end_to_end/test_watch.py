@@ -10,7 +10,7 @@ import pytest
 
 from oversmooth.output.render import LOOPBACK, page_server
 from oversmooth.output.run_pages import watched_page
-from oversmooth.recipes.run_folder import Manifest, read_run_folder
+from oversmooth.recipes.run_folder import Manifest, is_log, read_log, read_run_folder
 from oversmooth.results.runs import grouped
 from tests.browser import opened
 from tests.command_line import oversmooth
@@ -103,6 +103,57 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
     assert "expected the folder of a run, with manifest.json" in done.stderr
 
 
+def trainer_folder(path, *, steps=(5, 10), planned=10):
+    """What a Trainer leaves, with a loss at every checkpoint; the last one holds all lines."""
+    history = []
+    for step in steps:
+        history.append({"step": step, "epoch": 0.5, "loss": 2.0 - step / 10, "note": "text"})
+        (path / f"checkpoint-{step}").mkdir(parents=True)
+        state = {"global_step": step, "max_steps": planned, "log_history": history}
+        (path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(state))
+    return path
+
+
+def test_the_two_logs_of_a_trainer_are_put_together(tmp_path):
+    folder = trainer_folder(tmp_path / "trained")
+    log(folder, 10, loss=1.0)
+    log(folder, 12)
+    run = read_log(folder)
+    assert [point["step"] for point in run.points] == [5, 10, 12]
+    assert run.points[1] == {"step": 10, "epoch": 0.5, "loss": 1.0, "smoothing/cosine/depth_2": 0.2}
+    assert (run.name, run.steps, run.is_finished) == ("trained", 10, True)
+    assert not read_log(trainer_folder(tmp_path / "half", planned=20)).is_finished
+
+
+def test_any_log_is_reported_on_watched_and_compared(tmp_path):
+    folder = trainer_folder(tmp_path / "trained")
+    log(folder, 10)
+    page = tmp_path / "page.html"
+    for place in (folder, folder / "metrics.jsonl", folder / "checkpoint-5" / "trainer_state.json"):
+        assert watched_page([read_log(place)]).sections
+        done = oversmooth("report", place, "-o", page)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "oversmooth: " in page.read_text()
+    done = oversmooth("compare", folder, run_folder(tmp_path / "run"), "-o", page)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_checkpoint_of_a_trainer_is_a_model_and_no_log(tmp_path):
+    checkpoint = trainer_folder(tmp_path / "trained") / "checkpoint-10"
+    assert is_log(checkpoint)
+    (checkpoint / "config.json").write_text("{}")
+    assert not is_log(checkpoint)
+    assert not is_log(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"log_history": 3}', '{"log_history": [3]}'])
+def test_a_broken_state_of_a_trainer_is_refused(tmp_path, text):
+    (tmp_path / "trainer_state.json").write_text(text)
+    done = oversmooth("watch", tmp_path)
+    assert done.returncode == 2
+    assert "the trainer_state.json of a Trainer" in done.stderr
+
+
 def test_runs_and_models_do_not_stand_on_one_page(tmp_path):
     done = oversmooth("compare", run_folder(tmp_path / "run"), tmp_path)
     assert done.returncode == 2
@@ -113,7 +164,7 @@ def test_runs_and_models_do_not_stand_on_one_page(tmp_path):
 def test_a_real_run_is_watched_while_it_trains_and_three_are_compared(tmp_path):
     folder = tmp_path / "vanilla"
     words = [word for setting in TINY for word in ("--set", setting)]
-    train = [sys.executable, "-m", "oversmooth", "train", "digits", *words, "--out", str(folder)]
+    train = [sys.executable, "-m", "oversmooth", "train", "digits", *words, "--output", str(folder)]
     training = subprocess.Popen(train, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (folder / "manifest.json").is_file():
         assert training.poll() is None, "the run ended before it began"
@@ -128,7 +179,9 @@ def test_a_real_run_is_watched_while_it_trains_and_three_are_compared(tmp_path):
             assert seen.errors == []
         server.shutdown()
     for variant in ("sharpen", "smooth"):
-        assert oversmooth("train", "digits", *words, "--variant", variant, "--out", tmp_path / variant).returncode == 0
+        assert (
+            oversmooth("train", "digits", *words, "--variant", variant, "--output", tmp_path / variant).returncode == 0
+        )
     page = tmp_path / "compare.html"
     done = oversmooth("compare", folder, tmp_path / "sharpen", tmp_path / "smooth", "-o", page)
     assert done.returncode == 0, done.stderr

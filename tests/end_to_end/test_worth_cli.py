@@ -25,9 +25,9 @@ def on_ids(verb, model, *arguments):
 
 
 def test_an_ablation_is_a_table_of_losses_and_of_what_tells_them(model, tmp_path):
-    done = on_ids("ablate", model, "--csv", tmp_path / "rows.csv", "--details")
+    done = on_ids("ablate", model, "-o", tmp_path / "rows.csv", "--details")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "whole model, causal language: loss" in done.stdout
+    assert "whole model, causal-lm: loss" in done.stdout
     assert "rank correlation" in done.stdout
     assert "rank correlation" not in on_ids("ablate", model).stdout
     rows = list(csv.DictReader((tmp_path / "rows.csv").read_text().splitlines()))
@@ -39,7 +39,7 @@ def test_an_ablation_is_a_table_of_losses_and_of_what_tells_them(model, tmp_path
 
 
 def test_an_edit_shows_what_it_costs_beside_what_moved(model, tmp_path):
-    words = ("--sharpen", "--strength", "0.5", "--loss", "--out", tmp_path / "out", "--layers", "1")
+    words = ("--sharpen", "--strength", "0.5", "--loss", "--output", tmp_path / "out", "--layers", "1")
     done = on_ids("edit", model, *words)
     assert (done.returncode, done.stderr) == (0, "")
     assert "at strength 0.5" in done.stdout
@@ -48,7 +48,7 @@ def test_an_edit_shows_what_it_costs_beside_what_moved(model, tmp_path):
 
 
 def test_a_curve_of_strengths_is_a_table_and_a_page_and_writes_no_checkpoint(model, tmp_path):
-    words = ("--smooth", "--sweep", "--strength", "0.5,1", "--page", tmp_path / "curve.html", "--json")
+    words = ("--smooth", "--sweep", "--strength", "0.5,1", "-o", tmp_path / "curve.html", "--format", "json")
     done = on_ids("edit", model, *words)
     found = json.loads(done.stdout)
     assert [point["strength"] for point in found["points"]] == [0.0, 0.5, 1.0]
@@ -56,7 +56,7 @@ def test_a_curve_of_strengths_is_a_table_and_a_page_and_writes_no_checkpoint(mod
 
 
 def test_lengths_are_a_table_and_a_page(model, tmp_path):
-    done = on_ids("measure", model, "--lengths", "4,8,12", "--page", tmp_path / "lengths.html")
+    done = on_ids("measure", model, "--lengths", "4,8,12", "-o", tmp_path / "lengths.html")
     assert (done.returncode, done.stderr) == (0, "")
     assert "4 texts of at least 12 tokens" in done.stdout
     assert "mean cosine" in (tmp_path / "lengths.html").read_text()
@@ -68,28 +68,28 @@ def test_models_are_compared_by_loss_too(model, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     page = (tmp_path / "compare.html").read_text()
     assert "What it costs" in page
-    assert "causal language" in page
+    assert "causal-lm" in page
 
 
 @pytest.mark.parametrize(
     ("verb", "arguments", "pieces"),
     [
-        ("prune", ("--blocks", "0-1", "--out", "OUT"), ("blocks that are left", "at least 1")),
-        ("prune", ("--blocks", "7", "--out", "OUT"), ("layer", "7", "0, 1")),
-        ("prune", ("--out", "OUT"), ("blocks", "budget")),
-        ("eval", ("--task", "masked language"), ("masked language", "a head for causal language")),
+        ("prune", ("--blocks", "0-1", "--output", "OUT"), ("blocks that are left", "at least 1")),
+        ("prune", ("--blocks", "7", "--output", "OUT"), ("layer", "7", "0, 1")),
+        ("prune", ("--output", "OUT"), ("blocks", "budget")),
+        ("eval", ("--task", "masked-lm"), ("masked-lm", "a head for causal-lm")),
         ("eval", ("--task", "sums"), ("sums", "classification")),
         ("edit", ("--sweep", "--sharpen", "--smooth"), ("--sharpen", "--smooth")),
         ("edit", ("--sweep", "--sharpen", "--strength", "0.5,two"), ("--strength", "several with commas")),
         ("edit", ("--sweep", "--sharpen", "--strength", "2"), ("strength", "at most 1")),
-        ("edit", ("--sweep", "--sharpen", "--out", "OUT"), ("Give only one of", "--out", "--sweep")),
-        ("edit", ("--sharpen",), ("--out", "--sweep")),
-        ("edit", ("--sharpen", "--out", "OUT", "--strength", "0.5,1"), ("--strength", "one number", "--sweep")),
-        ("edit", ("--sharpen", "--out", "OUT", "--page", "curve.html"), ("--page", "--sweep")),
+        ("edit", ("--sweep", "--sharpen", "--output", "OUT"), ("--output", "ends in", ".html")),
+        ("edit", ("--sharpen",), ("--output", "--sweep")),
+        ("edit", ("--sharpen", "--output", "OUT", "--strength", "0.5,1"), ("--strength", "one number", "--sweep")),
+        ("edit", ("--sharpen", "--output", "OUT", "-o", "curve.html"), ("--output", "--sweep")),
         ("measure", ("--lengths", "4,many"), ("--lengths", "whole numbers")),
         ("measure", ("--lengths", "4"), ("lengths", "at least two")),
         ("measure", ("--lengths", "4,400"), ("texts of at least 400 tokens", "the longest of 12")),
-        ("measure", ("--page", "page.html"), ("--page", "--lengths")),
+        ("measure", ("-o", "page.html"), ("--output", "oversmooth report")),
         ("measure", ("--lengths", "4,8", "--at", "all"), ("--lengths", "--at")),
         ("predict", ("--lengths", "4,8", "--heads"), ("--lengths", "--heads")),
     ],

@@ -34,7 +34,7 @@ def safetensors_case(rng: random.Random) -> Case:
         files = {"one.safetensors": content, "config.json": files["config.json"]}
         files["model.safetensors.index.json"] = json_text(rng, index) if note else json.dumps(index).encode()
     reference = next(name for name in files if name.endswith(".safetensors"))
-    arguments = ("inspect", "{folder}", "--json")
+    arguments = ("inspect", "{folder}", "--format", "json")
     return Case(kind="safetensors", note=note, files=files, arguments=arguments, is_sound=not note, reference=reference)
 
 
@@ -159,7 +159,7 @@ def pickle_case(rng: random.Random) -> Case:
             place = content.find(b"PROTO") if not is_zip else content.find(b"data.pkl")
             content, note = damaged(rng, content, slice(max(place, 0), max(place, 0) + 400)), "pickle damaged"
     files = {"pytorch_model.bin": content, "config.json": json.dumps(tiny.config).encode()}
-    arguments = ("inspect", "{folder}", "--json")
+    arguments = ("inspect", "{folder}", "--format", "json")
     return Case(
         kind="pickle", note=note, files=files, arguments=arguments, is_sound=not note, reference="pytorch_model.bin"
     )
@@ -217,7 +217,7 @@ def gguf_case(rng: random.Random) -> Case:
     content = _gguf_bytes(rng, arch.name, tiny, is_sound=not note)
     if note and rng.random() < 0.4:
         content, note = damaged(rng, content, slice(0, rng.choice((24, 400, len(content))))), "damaged"
-    arguments = ("inspect", "{folder}/x.gguf", "--json")
+    arguments = ("inspect", "{folder}/x.gguf", "--format", "json")
     return Case(
         kind="gguf", note=note, files={"x.gguf": content}, arguments=arguments, is_sound=not note, reference="x.gguf"
     )

@@ -160,7 +160,7 @@ REFERENCES = {".safetensors": _safetensors, ".bin": _pickle, ".gguf": _gguf}
 def _of_the_numbers(case: Case, done: Done, folder: Path) -> str:
     """An answer about a damaged whole must be that about the sound one, where nothing that matters was damaged."""
     _write(folder, case.same_as)
-    expected = oversmooth("inspect", folder, "--json")
+    expected = oversmooth("inspect", folder, "--format", "json")
     found = [layer["plain"] for layer in json.loads(done.stdout)["layers"]]
     if found != [layer["plain"] for layer in json.loads(expected.stdout)["layers"]]:
         return "other numbers than those of the sound checkpoint"

@@ -55,7 +55,7 @@ def config_case(rng: random.Random) -> Case:
         kind="config",
         note=note,
         files={**sound, "config.json": text},
-        arguments=("inspect", "{folder}", "--json"),
+        arguments=("inspect", "{folder}", "--format", "json"),
         is_sound=not note,
         same_as={} if is_free else sound,
     )
@@ -86,7 +86,7 @@ def data_case(rng: random.Random, text_model: str, image_model: str) -> Case:
     where = "{folder}/data" if is_image else f"{{folder}}/{name}"
     files = {f"data/{name}" if is_image else name: content}
     model = image_model if is_image else text_model
-    arguments = ("measure", model, "--data", where, "--max-samples", "3", "--max-tokens", "16", "--json")
+    arguments = ("measure", model, "--data", where, "--max-samples", "3", "--max-tokens", "16", "--format", "json")
     return Case(kind="data", note=note, files=files, arguments=arguments)
 
 
@@ -171,7 +171,7 @@ def server_case(rng: random.Random) -> Case:
         kind="server",
         note=f"{manners:.0%} of the answers are rude",
         files={},
-        arguments=("inspect", target, "--json"),
+        arguments=("inspect", target, "--format", "json"),
         is_sound=manners == 0.0,
         same_as=sound,
         server=answer,
@@ -255,7 +255,7 @@ WORDS = (
 OPTIONS: dict[str, tuple[str, ...]] = {
     "inspect": ("--dtype", "--n-heads", "--n-kv", "--model-type", "--csv", "--full", "--heads", "--json", "--no-such"),
     "edit": (
-        "--out",
+        "--output",
         "--sharpen",
         "--smooth",
         "--scale-h",
@@ -269,11 +269,11 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "compare": ("--output", "--seed", "--max-tokens"),
     "measure": ("--metrics", "--at", "--prefix-tokens", "--seed", "--device", "--csv", "--max-tokens", "--batch-size"),
     "predict": ("--what-if", "--dtype", "--seed", "--solve", "--csv"),
-    "architectures": ("--json", "--no-such"),
-    "train": ("--set", "--variant", "--fraction", "--seed", "--out"),
+    "list": ("--format", "--no-such"),
+    "train": ("--set", "--variant", "--fraction", "--seed", "--output"),
 }
-SWITCHES = {"--full", "--heads", "--json", "--sharpen", "--smooth", "--flip-norm-signs", "--no-such"}
-FILES = {"--csv", "--out", "--output", "--save"}
+SWITCHES = {"--heads", "--print-config", "--sharpen", "--smooth", "--flip-norm-signs", "--no-such"}
+FILES = {"--output", "--card", "--config"}
 
 
 def option_case(rng: random.Random, text_model: str) -> Case:
@@ -284,7 +284,7 @@ def option_case(rng: random.Random, text_model: str) -> Case:
         words += [text_model, "--max-samples", "2"]
     elif command == "train":
         words += [rng.choice(("no-such-recipe", "{folder}/config.json", "{folder}", "x.toml", *WORDS[20:24]))]
-    elif command != "architectures":
+    elif command != "list":
         odd = ("{folder}/config.json", *WORDS[18:24], *PLACES)
         sound = ("{folder}", "{folder}/model.safetensors")
         words += [rng.choice(odd if rng.random() < 0.25 else sound) for _ in range(2 if command == "compare" else 1)]
@@ -293,8 +293,8 @@ def option_case(rng: random.Random, text_model: str) -> Case:
         words.append(option)
         if option not in SWITCHES:
             words.append(rng.choice(PLACES if option in FILES else WORDS))
-    if command == "edit" and "--out" not in words:
-        words += ["--out", rng.choice(PLACES)]
+    if command == "edit" and "--output" not in words:
+        words += ["--output", rng.choice(PLACES)]
     if command in ("report", "compare") and "--output" not in words:
         words += ["--output", "{folder}/out.html"]
     if rng.random() < 0.03:

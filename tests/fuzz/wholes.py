@@ -16,7 +16,7 @@ from tests.fuzz.cases import Case
 from tests.fuzz.draws import HOSTILE, changed, damaged, json_text
 from tests.unit.models.stores import checkpoints as made
 
-INSPECT = ("inspect", "{folder}", "--json")
+INSPECT = ("inspect", "{folder}", "--format", "json")
 
 
 def _files_of(folder: Path) -> dict[str, bytes]:
@@ -79,7 +79,7 @@ def recipe_case(rng: random.Random) -> Case:
     odd = rng.choice(("[" * 5000, "{a=" * 3000, "9" * 5000, "nan", "-1", "1e999", "[[1]]", "true", "'x'", str(2**64)))
     lines = text.splitlines()
     numbered = [place for place, line in enumerate(lines) if b"=" in line.partition(b"#")[0]]
-    words = ["train", "{folder}/x.toml", "--out", "{folder}/run", "--data", "{folder}/nothing"]
+    words = ["train", "{folder}/x.toml", "--output", "{folder}/run", "--data", "{folder}/nothing"]
     match rng.randrange(3):
         case 0:
             text = damaged(rng, text)
@@ -129,7 +129,7 @@ def survey_case(rng: random.Random) -> Case:
             case _:
                 files[name] = damaged(rng, files[name])
         note = f"{name} changed"
-    resume = ("survey", "{folder}/list.txt", "--out", "{folder}/table", "--json")
+    resume = ("survey", "{folder}/list.txt", "--output", "{folder}/table", "--format", "json")
     words = rng.choice((resume, resume, ("report", "{folder}/table", "-o", "{folder}/atlas.html")))
     return Case(kind="survey", note=note, files=files, arguments=words, is_sound=not note, table="table")
 
@@ -170,7 +170,7 @@ def adapter_case(rng: random.Random) -> Case:
             tensors[name], note = tensors[name][:-1].contiguous(), f"{name} cut"
     files["adapter/adapter_config.json"] = json.dumps(config).encode()
     files["adapter/adapter_model.safetensors"] = save(tensors)
-    words = ("inspect", "{folder}/adapter", "--base", "{folder}/base", "--json")
+    words = ("inspect", "{folder}/adapter", "--base", "{folder}/base", "--format", "json")
     return Case(kind="adapter", note=note, files=files, arguments=words, is_sound=not note, merged=True)
 
 
@@ -202,7 +202,7 @@ def prune_case(rng: random.Random) -> Case:
         config = json.loads(files["model/config.json"])
         config[key] = rng.choice((True, False, 0, 1, [0], [1], [], "x", None))
         files["model/config.json"], note = json.dumps(config).encode(), f"{key}={config[key]}"
-    words = ("prune", "{folder}/model", "--blocks", rng.choice(("0", "1")), "--out", "{folder}/pruned")
+    words = ("prune", "{folder}/model", "--blocks", rng.choice(("0", "1")), "--output", "{folder}/pruned")
     words += ("--ids", "{folder}/ids.jsonl")
     return Case(kind="prune", note=note, files=files, arguments=words, pruned="pruned", is_sound=not note)
 

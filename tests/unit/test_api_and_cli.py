@@ -32,9 +32,8 @@ PAIRS = {
 
 OUTPUT = "where and how the result is shown; a function returns it"
 ONLY_COMMAND = {
-    **dict.fromkeys(
-        ("json", "csv", "parquet", "output", "format", "save", "figures", "tables", "junit", "github", "page"), OUTPUT
-    ),
+    **dict.fromkeys(("output", "format", "figures", "tables", "card"), OUTPUT),
+    **dict.fromkeys(("config", "print_config", "help_all"), "the command itself"),
     "name": "the name on a model card",
     "print_declaration": "`discover`",
     "sweep": "`edit_curve`",
@@ -56,19 +55,20 @@ ONLY_FUNCTION = {
     **dict.fromkeys(("arch", "inputs", "mask"), "an object of Python"),
     **dict.fromkeys(("progress", "stage"), "a function of Python; the command line shows bars"),
     "command": "the command line that is running, for the report",
+    "rules": "`--max-cosine`, `--rule` and others, one option each",
     "solve_what_ifs": "the command line solves those that it is asked for by name",
 }
 RENAMED = {
     ("predict", "what_if"): "what_ifs",  # an option that is repeated is singular
     ("report", "what_if"): "what_ifs",
     ("report", "targets"): "target",  # a page shows several
+    **{(verb, "output"): "out" for verb in ("edit", "prune", "survey")},  # the folder, beside what is printed
 }
 SHOWN = {("inspect", "heads"), ("predict", "heads")}
 """Switches of one name that say what is printed here and what is computed there: heads are computed by default."""
 DEFAULTS = {
     ("measure", "metrics"): DEFAULT_METRICS,
     ("predict", "what_if"): (),
-    ("gate", "tolerance"): 0.02,
     ("edit", "strength"): 1.0,  # several with commas there, with --sweep
     ("ablate", "parts"): PARTS,
 }

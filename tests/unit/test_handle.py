@@ -118,7 +118,7 @@ def test_several_questions_to_a_handle_load_one_module_per_head(checkpoint, load
         assert loads == [None]
         model.task_loss(batches)
         model.ablate(batches, parts=("attention",), theory=False)
-        assert loads == [None, "causal language"]
+        assert loads == [None, "causal-lm"]
 
 
 def test_the_tokenizer_is_loaded_once(monkeypatch):
@@ -137,12 +137,12 @@ def test_closing_frees_the_modules_and_what_is_asked_afterwards_is_loaded_again(
     model = osm.open(folder)
     before = model.measure(batches)
     model.task_loss(batches)
-    held = [weakref.ref(model.module()), weakref.ref(model.module("causal language"))]
+    held = [weakref.ref(model.module()), weakref.ref(model.module("causal-lm"))]
     model.close()
     gc.collect()
     assert [one() for one in held] == [None, None]
     assert model.measure(batches) == before
-    assert loads == [None, "causal language", None]
+    assert loads == [None, "causal-lm", None]
 
 
 def test_closing_leaves_a_module_of_the_users_own():
@@ -335,7 +335,7 @@ def test_a_handle_is_edited_pruned_and_compared_like_its_folder(checkpoint, tmp_
     model.edit(tmp_path / "edited", scale_h=0.5)
     assert loads == []
     pruned = model.prune(tmp_path / "pruned", batches, blocks="1")
-    assert loads == ["causal language"]
+    assert loads == ["causal-lm"]
     assert pruned.before == model.task_loss(batches).found
     edited = osm.open(tmp_path / "edited")
     assert output_drift(model, edited, batches) == output_drift(folder, tmp_path / "edited", batches)

@@ -59,7 +59,7 @@ class PlannedRun:
         for override in self.overrides:
             found += ["--set", override]
         found += [] if self.analyzes else ["--no-analyze"]
-        return [*found, "--out", str(out / self.folder), "--resume"]
+        return [*found, "--output", str(out / self.folder), "--resume"]
 
 
 def settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:

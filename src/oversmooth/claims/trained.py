@@ -332,7 +332,7 @@ LANGUAGE = Claim(
     commands=(
         *_recipes(("pile-bert",), FORMS),
         *(
-            f"oversmooth finetune pile-bert-{v}-seed0/model --tasks superglue --seeds 0,1,2 --out superglue-{v}"
+            f"oversmooth finetune pile-bert-{v}-seed0/model --tasks superglue --seeds 0,1,2 -o superglue-{v}"
             for v in FORMS
         ),
     ),

@@ -4,15 +4,15 @@ from typing import Annotated, Any
 
 import typer
 
-from oversmooth.commands.options import DataOption, Pages, Tables, reads_data, runs_model
+from oversmooth.commands.options import DataOption, PairPages, Tables, WithLoss, reads_data, runs_model
 from oversmooth.commands.report import (
     _readings,
     analysed,
     destinations,
+    logs_of,
     losses_of,
     put_page,
     put_tables,
-    run_folders,
 )
 from oversmooth.data.options import ReadingOptions
 from oversmooth.errors import BadValue
@@ -23,11 +23,11 @@ from oversmooth.errors import BadValue
 def compare(
     targets: Annotated[
         list[str],
-        typer.Argument(help="Two or more models, saved analyses (.json), or folders of training runs."),
+        typer.Argument(help="Two or more models, saved analyses (.json), or logs of training runs."),
     ],
     data: DataOption = None,
-    loss: Annotated[bool, typer.Option("--loss", help="Also the loss of each.")] = False,
-    output: Pages = None,
+    loss: WithLoss = False,
+    output: PairPages = None,
     tables: Tables = None,
     *,
     load: dict[str, Any],
@@ -37,7 +37,7 @@ def compare(
     from oversmooth.models.revisions import steps_of
 
     files = destinations(output, "compare.html", (".html", ".md"), tables)
-    if runs := run_folders(targets):
+    if runs := logs_of(targets):
         from oversmooth.output.run_pages import runs_page
 
         finished = [(run.analysis, run.where) for run in runs if run.analysis]

@@ -9,11 +9,12 @@ from oversmooth.commands import options as completion
 from oversmooth.commands.options import (
     WRITTEN,
     DataOption,
-    LossIncrease,
+    LossIncreaseOrDefault,
     LossTask,
     NewFolder,
     Showing,
     TargetArgument,
+    WithLoss,
     checked_files,
     embedded_default,
     prints_rows,
@@ -30,9 +31,7 @@ if TYPE_CHECKING:
 
 EditOutput = Annotated[
     list[Path] | None,
-    NewFolder(
-        help="Folder of the checkpoint; with --sweep, files like curve.html, curve.csv or curve.json; repeatable."
-    ),
+    NewFolder(help="Of the new checkpoint; with --sweep, a file: curve.html."),
 ]
 WRITING = ("model_type", "n_heads", "n_kv")
 """Load options that matter where the model is not run."""
@@ -65,8 +64,8 @@ def edit(
     max_condition: Annotated[
         float | None, typer.Option(help="Largest condition number of a general basis.", hidden=True)
     ] = None,
-    loss: Annotated[bool, typer.Option("--loss", help="Also run the model before and after the change.")] = False,
-    max_loss_increase: LossIncrease = 0.1,
+    loss: WithLoss = False,
+    max_loss_increase: LossIncreaseOrDefault = 0.1,
     data: DataOption = None,
     task: LossTask = None,
     output: EditOutput = None,
@@ -153,7 +152,7 @@ def _sweep(
     data: str | None,
     strength: str | None,
     change: dict[str, Any],
-    max_loss_increase: float | None,
+    max_loss_increase: float,
     run: dict[str, Any],
     showing: Showing,
 ) -> None:

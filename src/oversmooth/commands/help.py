@@ -1,6 +1,7 @@
 """The help of a verb within 60 lines of 80 columns, its options by panel; `--config` and `--print-config`, which all have."""
 
 import json
+import re
 import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -49,14 +50,18 @@ class Verbs(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         width = width_of(formatter)
-        lines = [f"Usage: {ctx.command_path} VERB [ARGUMENTS] [OPTIONS]", "", *wrapped(self.help or "", width)]
-        panels: dict[str, list[str]] = {}
-        for name, command in self.commands.items():
-            panel = panels.setdefault(str(command.rich_help_panel), [])
-            panel += row(name, first_line(command.help), width, left=9)
-        panels["Options"] = [
-            line for one in self.get_params(ctx) for line in row(", ".join(one.opts), one.help or "", width)
+        lines: list[str] = [
+            f"Usage: {ctx.command_path} VERB [ARGUMENTS] [OPTIONS]",
+            "",
+            *wrapped(self.help or "", width),
         ]
+        panels: dict[str, list[str]] = {}
+        commands: dict[str, Any] = dict(self.commands)
+        for name, command in commands.items():
+            rows = panels.setdefault(command.rich_help_panel, [])
+            rows += row(name, first_line(command.help), width, left=9)
+        options: list[Any] = list(self.get_params(ctx))
+        panels["Options"] = [line for one in options for line in row(option_name(one), one.help, width)]
         for panel, found in panels.items():
             lines += ["", heading(panel), *found]
         lines += ["", f"The options of a verb: {ctx.command_path} VERB --help"]
@@ -75,17 +80,14 @@ def help_of(command: Any, ctx: Any, width: int, *, shows_all: bool = False) -> s
     for argument in arguments(command):
         lines += row(shown_name(argument), described(argument), width)
     panels: dict[str, list[str]] = {panel: [] for panel in PANELS}
-    is_short = False
+    has_rare = any(getattr(option, "hidden", False) for option in command.params)
     for option in command.get_params(ctx):
         if option.param_type_name == "argument":
             continue
-        if option.hidden and not shows_all:
-            is_short = True
+        if (option.hidden and not shows_all) or (option.name == "help_all" and not has_rare):
             continue
         name = option.rich_help_panel or ("General" if option.name == "help" else "Options")
         panels[name] += row(option_name(option), described(option), width)
-    if not is_short:  # nothing is rare here
-        panels["General"] = [line for line in panels["General"] if "--help-all" not in line]
     for panel, found in panels.items():
         if found:
             lines += ["", heading(panel), *found] if lines[-1] else [heading(panel), *found]
@@ -93,10 +95,13 @@ def help_of(command: Any, ctx: Any, width: int, *, shows_all: bool = False) -> s
 
 
 def example_lines(epilog: str, width: int) -> Iterator[str]:
-    """Commands that can be pasted: a long one goes on behind a backslash."""
+    """Commands that can be pasted: a long one goes on behind a backslash, never between an option and its value."""
     for line in epilog.splitlines():
-        parts = textwrap.wrap(line, width - 4, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
-        yield textwrap.indent(" \\\n".join(parts), "  ")
+        if len(line) + 2 <= width:
+            yield f"  {line}"
+            continue
+        parts = wrapped(re.sub(r"( --?\w[\w-]*) (?!-)", "\\1\0", line), width - 8)
+        yield textwrap.indent(" \\\n    ".join(parts).replace("\0", " "), "  ")
 
 
 def heading(panel: str) -> str:
@@ -218,7 +223,7 @@ def words_for(parameter: Any, value: Any) -> list[str]:
     return [name, *(str(one) for one in (value if isinstance(value, list) else [value]))]
 
 
-def read_config(ctx: typer.Context, path: Path | None) -> None:
+def read_config(ctx: Any, path: Path | None) -> None:
     """Makes the values of a file those that count where the command line says nothing."""
     if path is None or ctx.resilient_parsing:
         return
@@ -248,7 +253,7 @@ def checked(parameter: Any, value: Any, where: str) -> Any:
     return value if is_flag else str(value)
 
 
-def values_in(path: Path, ctx: typer.Context) -> dict[str, Any]:
+def values_in(path: Path, ctx: Any) -> dict[str, Any]:
     """Options by name: of TOML, or of the command that a run, an analysis or a reproduction stores in its JSON."""
     verb = str(ctx.info_name)
     if path.is_dir():
@@ -267,7 +272,7 @@ def values_in(path: Path, ctx: typer.Context) -> dict[str, Any]:
     return values_of_command(command, str(path), ctx)
 
 
-def values_of_command(command: str, where: str, ctx: typer.Context) -> dict[str, Any]:
+def values_of_command(command: str, where: str, ctx: Any) -> dict[str, Any]:
     """What a command line gives, by name."""
     verb = str(ctx.info_name)
     _, other, *words = [*shlex.split(command), ""]
@@ -308,11 +313,11 @@ def config_text(ctx: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-def ask_for_config(ctx: typer.Context, asked: bool) -> None:
+def ask_for_config(ctx: Any, asked: bool) -> None:
     ctx.meta[PRINTS] = asked
 
 
-def show_all(ctx: typer.Context, asked: bool) -> None:
+def show_all(ctx: Any, asked: bool) -> None:
     if asked and not ctx.resilient_parsing:
         typer.echo(help_of(ctx.command, ctx, width_of(ctx.make_formatter()), shows_all=True))
         raise typer.Exit

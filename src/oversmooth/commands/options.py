@@ -172,6 +172,8 @@ Lengths = Annotated[
 ]
 HeadRows = Annotated[bool, typer.Option("--heads", help="Also one row per head.")]
 LossIncrease = Annotated[float | None, typer.Option(help="Largest increase of the loss that is allowed.")]
+LossIncreaseOrDefault = Annotated[float, typer.Option(help="Largest increase of the loss that is allowed.")]
+WithLoss = Annotated[bool, typer.Option("--loss", help="Also run the model, and show its loss.")]
 SpectrumKind = Annotated[
     str,
     typer.Option(
@@ -374,7 +376,19 @@ Files = Annotated[
 ]
 Pages = Annotated[
     list[Path] | None,
-    _of_output("--output", "-o", help="File to write: .html or .md; repeatable.", metavar="FILE"),
+    _of_output(
+        "--output",
+        "-o",
+        help="Page to write (.html or .md), or the analysis (.json), which report, compare and gate read; repeatable. "
+        "Default: report.html.",
+        metavar="FILE",
+    ),
+]
+PairPages = Annotated[
+    list[Path] | None,
+    _of_output(
+        "--output", "-o", help="Page to write: .html or .md; repeatable. Default: compare.html.", metavar="FILE"
+    ),
 ]
 NewFolder = partial(_of_output, "--output", "-o", metavar="FOLDER")
 Format = Annotated[
@@ -428,10 +442,13 @@ def require_format(asked: str, known: tuple[str, ...]) -> None:
 
 
 def checked_files(asked: "list[Path] | None", suffixes: tuple[str, ...]) -> tuple[Path, ...]:
-    """The files of `--output`, refused before any work where one has another suffix or cannot be written."""
+    """The files of `--output`, refused before any work where one has another suffix or cannot be written.
+
+    A device, such as /dev/stdout, has none: JSON goes there, or a page.
+    """
     files = tuple(asked or ())
     for path in files:
-        if path.suffix not in suffixes:
+        if path.suffix not in suffixes and not (path.suffix == "" and path.is_relative_to("/dev")):
             raise BadValue("--output", str(path), f"a file that ends in {', '.join(suffixes)}")
     require_writable(*files)
     if any(path.suffix == ".parquet" for path in files):
@@ -470,7 +487,7 @@ def _write(
     """One file, in the format of its suffix."""
     from oversmooth.environment.files import write_text_whole
 
-    if path.suffix == ".json":
+    if path.suffix in (".json", ""):
         result.save(path)
     elif path.suffix == ".md":
         write_text_whole(path, markdown_of(table))

@@ -128,21 +128,21 @@ def _shared(readings: Readings, first: str, other: str) -> ReadingOptions:
     return {**readings[other], "tokenizer": tokenizer} if tokenizer else readings[other]
 
 
-def run_folders(targets: list[str]) -> list["TrainedRun"]:
-    """The runs, where every target is the folder of one; some of each kind cannot stand on one page."""
-    from oversmooth.recipes.run_folder import is_run_folder, read_run_folder
+def logs_of(targets: list[str]) -> list["TrainedRun"]:
+    """The runs, where every target is the folder or log of one; some of each kind cannot stand on one page."""
+    from oversmooth.recipes.run_folder import is_log, read_log
 
-    folders = [Path(target).expanduser() for target in targets]
-    are_runs = [is_run_folder(folder) for folder in folders]
-    if any(are_runs) and not all(are_runs):
-        odd = targets[are_runs.index(False)]
+    paths = [Path(target).expanduser() for target in targets]
+    are_logs = [is_log(path) for path in paths]
+    if any(are_logs) and not all(are_logs):
+        odd = targets[are_logs.index(False)]
         raise BadValue("The targets", odd, "all folders of runs, or all models (of a run: its folder model)")
-    return [read_run_folder(folder) for folder in folders] if all(are_runs) else []
+    return [read_log(path) for path in paths] if all(are_logs) else []
 
 
 def other_page(targets: list[str]) -> "Page | None":
     """The page of a run's folder or log, where the one target is that; models have pages of their own."""
-    from oversmooth.recipes.run_folder import is_run_folder, read_run_folder
+    from oversmooth.recipes.run_folder import is_log, read_log
     from oversmooth.results.runs import read_run
 
     path = Path(targets[0]).expanduser()
@@ -150,10 +150,10 @@ def other_page(targets: list[str]) -> "Page | None":
         from oversmooth.output.run_pages import training_page
 
         return training_page(path, read_run(path))
-    if len(targets) == 1 and is_run_folder(path):
+    if len(targets) == 1 and is_log(path):
         from oversmooth.output.run_pages import watched_page
 
-        return watched_page([read_run_folder(path)])
+        return watched_page([read_log(path)])
     return None
 
 
@@ -229,12 +229,13 @@ def put_page(page: "Page", files: Sequence[Path]) -> None:
     """Writes the page into every file that can hold one, and says what is on it."""
     from oversmooth.output.render import markdown_of, write_page
 
-    typer.echo(page.verdict)
     for path in files:
         if path.suffix == ".md":
             write_text_whole(path, markdown_of(page))
-        elif path.suffix == ".html":
+        elif path.suffix != ".json":
             write_page(page, path)
+    typer.echo(page.verdict)
+    for path in files:
         typer.echo(f"{'analysis' if path.suffix == '.json' else 'report'}: {path.absolute()}")
 
 

@@ -185,7 +185,7 @@ def _before(against: str | Path | Analysis | Measurement) -> Measurement:
     if isinstance(against, Measurement):
         return against
     if not isinstance(against, Analysis):
-        where, expected = str(against), "an analysis saved with `oversmooth report --save`"
+        where, expected = str(against), "an analysis saved with `oversmooth report -o FILE.json`"
         loaded = json_object(read_text_file(Path(against), expected), where, expected)
         if loaded.get("kind") == Measurement.kind:
             return Measurement.from_dict(loaded, where=where)

@@ -120,13 +120,12 @@ def _with_word(found: DominatingToken, data: LoadedData) -> DominatingToken:
 
 
 def _places(at: str | Sequence[str]) -> frozenset[str]:
-    if isinstance(at, str) and at in AT:
-        return frozenset(AT[at])
+    """Places by name, where groups of places stand for theirs."""
     names = (at,) if isinstance(at, str) else tuple(at)
     for name in names:
-        if name not in PLACES:
+        if name not in AT and name not in PLACES:
             raise UnknownName("place", name, (*AT, *PLACES))
-    return frozenset(names)
+    return frozenset(place for name in names for place in AT.get(name, (name,)))
 
 
 def _prefix_word(stacks: Sequence[Stack], choice: str) -> str:

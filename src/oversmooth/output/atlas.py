@@ -123,7 +123,7 @@ def atlas_html(folder: str | Path) -> str:
     """The page of a survey; models are in the order of their names."""
     place = Path(folder)
     if not (place / ABOUT).is_file():
-        advice = "Make one: oversmooth survey LIST --out FOLDER"
+        advice = "Make one: oversmooth survey LIST -o FOLDER"
         raise BrokenFile(str(folder), "the folder of a survey", f"no {ABOUT}", advice)
     table = SurveyTable(place)
     for level in ("model", "layer"):
@@ -131,7 +131,7 @@ def atlas_html(folder: str | Path) -> str:
     rows = table.models(MODEL)
     models = sorted(_models(table), key=lambda model: model.target)
     if not models:
-        raise BrokenFile(str(folder), "a survey with models", "none", "Run oversmooth survey LIST --out FOLDER first.")
+        raise BrokenFile(str(folder), "a survey with models", "none", "Run oversmooth survey LIST -o FOLDER first.")
     versions = ", ".join(sorted({str(row["oversmooth"]) for row in rows if row["oversmooth"]})) or "no model read"
     return render_atlas(models, folder=str(folder), versions=versions)
 

@@ -362,7 +362,7 @@ def watched_page(runs: Sequence[TrainedRun]) -> Page:
     (run,) = runs
     blocks = paired([*figures_over_steps(runs), *smoothing_figures(run.points)])
     return Page(
-        title=f"oversmooth: {run.variant}, seed {run.seed}",
+        title=f"oversmooth: {run.name}",
         eyebrow=short_name(run.where),
         verdict=_progress_words(run),
         facts=_counts(run),
@@ -376,9 +376,7 @@ def _counts(run: TrainedRun) -> tuple[tuple[str, str], ...]:
     evaluated = sum("eval_loss" in point or "eval_accuracy" in point for point in run.points)
     losses = sum("loss" in point for point in run.points)
     return (
-        ("recipe", run.recipe),
-        ("variant", run.variant),
-        ("seed", str(run.seed)),
+        *((("recipe", run.recipe), ("variant", run.variant), ("seed", str(run.seed))) if run.seed is not None else ()),
         ("steps with a loss", str(losses)),
         ("evaluations", str(evaluated)),
         ("measurements of smoothing", str(measured)),
@@ -388,7 +386,7 @@ def _counts(run: TrainedRun) -> tuple[tuple[str, str], ...]:
 def _progress_words(run: TrainedRun) -> str:
     """How far it is, and the last numbers."""
     of = f" of {run.steps:,}" if run.steps else ""
-    lead = f"{run.variant}, seed {run.seed}: " + (
+    lead = f"{run.name}: " + (
         f"finished after {run.last_step:,} steps" if run.is_finished else f"step {run.last_step:,}{of}"
     )
     numbers = []

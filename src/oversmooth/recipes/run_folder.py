@@ -19,7 +19,7 @@ from oversmooth.errors import BrokenFile, CannotResume, NotWritable, first_line
 from oversmooth.models.stores.store import LARGEST_JSON, LocalFolder, read_small
 from oversmooth.recipes.variants import FORMS
 from oversmooth.results import Analysis
-from oversmooth.results.runs import TrainedRun, read_run
+from oversmooth.results.runs import TrainedRun, by_step, read_run, read_trainer_state
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
@@ -195,6 +195,47 @@ def read_run_folder(folder: Path, *, with_analysis: bool = True) -> TrainedRun:
         results=manifest.results,
         analysis=read_analysis(folder / ANALYSIS) if with_analysis and (folder / ANALYSIS).is_file() else None,
     )
+
+
+STATE = "trainer_state.json"
+"""What a Trainer of transformers writes beside each checkpoint, and at the end where it is told to."""
+
+
+def is_log(path: Path) -> bool:
+    """Whether a target is the log or the folder of a training run, rather than a model."""
+    if path.is_file():
+        return path.suffix == ".jsonl" or path.name == STATE
+    is_model = (path / "config.json").is_file()
+    return is_run_folder(path) or (path.is_dir() and not is_model and bool(_states(path) or _lines(path)))
+
+
+def read_log(path: Path) -> TrainedRun:
+    """Any log: a run of a recipe, the lines of a monitor, the folder of a Trainer, whose two logs are put together."""
+    if is_run_folder(path):
+        return read_run_folder(path)
+    lines = [path] if path.suffix == ".jsonl" else _lines(path)
+    states = [path] if path.name == STATE else _states(path)
+    if not lines and not states:
+        expected = f"the folder of a run, with {MANIFEST}, {STATE} or the .jsonl file of a monitor"
+        raise BrokenFile(str(path), expected, "none of them", "Train for a step first, or give the folder of a run.")
+    state = max((read_trainer_state(file) for file in states), key=lambda state: state.step, default=None)
+    points = [point for file in lines for point in read_run(file)]
+    return TrainedRun(
+        where=str(path),
+        recipe="log",
+        variant=(path.absolute().parent if path.name == STATE else path).stem,
+        steps=state.steps if state else 0,
+        is_finished=state is not None and 0 < state.steps <= state.step,
+        points=by_step([*(state.points if state else ()), *points]),
+    )
+
+
+def _states(folder: Path) -> list[Path]:
+    return [path for path in (folder / STATE, *sorted(folder.glob(f"{CHECKPOINT}*/{STATE}"))) if path.is_file()]
+
+
+def _lines(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.jsonl") if path.is_file() and size_of(path))
 
 
 def intention(variant: str) -> str:

@@ -1,7 +1,8 @@
-"""The Trainer of transformers with a recipe's steps; each private part that it overrides, with the reason.
+"""The Trainer of transformers with a recipe's steps.
 
-transformers may change its private parts in any release, so `pyproject.toml` bounds its version from above, and a test
-asks the installed one whether those that are overridden here are still there.
+Three private methods are overridden, each with its reason in one line; everything else goes through methods that
+transformers offers for it. It may change private parts in any release, so `pyproject.toml` bounds its version from above,
+and a test compares the sources of what is overridden with those that this module was written against.
 
 torch raises a worker's error again as its own text only. So an example that cannot be read becomes its error, a batch
 with such an example becomes `{FAILED: error}`, and the training process raises it there.
@@ -109,11 +110,12 @@ class RecipeSteps:
     is_fsdp_enabled: bool
     average: Any = None
     """timm's moving average of the weights, where the recipe has one."""
-    writing_into: str | None = None
+    loss_sum: Tensor | float = 0.0
+    """Of the steps since the last line that held a loss; a resumed run continues it, which the Trainer's own cannot."""
+    logged_at = 0
+    """The step of that line."""
     step_in_parts: accumulate | None = None
     """Open between the first and the last micro-batch of an optimizer step."""
-    _tr_loss: Tensor
-    _globalstep_last_logged: int
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         return [name for name, parameter in model.named_parameters() if self.job.decays(name, parameter)]
@@ -124,7 +126,6 @@ class RecipeSteps:
             self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
                 optimizer or self.optimizer, lambda step: job.learning_rate(step, num_training_steps) / peak
             )
-            self._created_lr_scheduler = True  # otherwise it would be kept where the Trainer starts again
         return self.lr_scheduler
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **more: Any) -> Any:
@@ -172,71 +173,86 @@ class RecipeSteps:
             self.args.dataloader_drop_last, self.args.dataloader_persistent_workers = True, persistent
 
     def get_batch_samples(self, epoch_iterator: Iterator[Mapping[str, Any]], *words: Any, **more: Any) -> Any:
+        """The Trainer counts steps only after a step: without this, a run killed after its last one would take one more."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return [], None
         return super().get_batch_samples(map(without_errors, epoch_iterator), *words, **more)
+
+    def training_step(self, *words: Any, **more: Any) -> Tensor:
+        loss: Tensor = super().training_step(*words, **more)
+        self.loss_sum = loss.detach() + self.loss_sum
+        return loss
+
+    def log(self, logs: dict[str, float], *words: Any, **more: Any) -> None:
+        """With the mean loss since the last line, before a kill too."""
+        if "loss" in logs:
+            logs["loss"] = self.mean_loss_sum() / (self.state.global_step - self.logged_at)
+            self.loss_sum, self.logged_at = 0.0, self.state.global_step
+        super().log(logs, *words, **more)
+
+    def mean_loss_sum(self) -> float:
+        """Over all processes, every one of which takes part."""
+        own = torch.as_tensor(self.loss_sum, dtype=torch.float32, device=self.args.device)
+        return float(self.accelerator.gather(own).mean().item())
 
     def prediction_step(self, model: nn.Module, inputs: Mapping[str, Any], *words: Any, **more: Any) -> Any:
         return super().prediction_step(model, without_errors(inputs), *words, **more)
 
-    def _run_epoch(self, *words: Any, **more: Any) -> None:
-        """Transformers looks at the number of steps only after a step: a run that was killed after its last one would
-        take one more."""
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-            return
-        super()._run_epoch(*words, **more)
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """transformers has no public place for a sampler."""
-        return self.job.sampler if self.job.sampler is not None else super()._get_train_sampler(train_dataset)
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return self.writing_into or super()._get_output_dir(trial)
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Writes into a folder of another name and renames it."""
-        with whole_or_absent(
-            Path(self.args.output_dir),
-            self.state.global_step,
-            writes=self.args.should_save,
-            keep=self.job.rhythm.keep_checkpoints,
-            wait_for_everyone=self.accelerator.wait_for_everyone,
-        ) as partial:
-            self.writing_into = str(partial)
-            try:
-                super()._save_checkpoint(model, trial)
-                self.save_beside(partial / f"{CHECKPOINT}{self.state.global_step}")
-            finally:
-                self.writing_into = None
-
-    def save_beside(self, checkpoint: Path) -> None:
-        """What a resumed run needs beside what transformers saves."""
-        loss = self.accelerator.gather(self._tr_loss).mean().item()  # every process takes part
-        if self.args.should_save:
-            size = size_of(Path(self.args.output_dir).parent / METRICS)
-            LogState(metrics_bytes=size, loss=loss, logged_at=self._globalstep_last_logged).write(checkpoint)
-            if self.job.state is not None:
-                self.job.state.save(checkpoint)
-
-    def continue_log(self, state: LogState) -> None:
-        """To be called after the Trainer has set its sums to zero."""
-        self._tr_loss += state.loss
-        self._globalstep_last_logged = state.logged_at
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Weights as they are trained, parametrized ones too, and their average; `run` writes ordinary ones."""
         from safetensors.torch import save_file, save_model
 
+        gathered: dict[str, Tensor] | None = None
+        if self.is_fsdp_enabled:
+            if "FULL_STATE_DICT" not in str(self.accelerator.state.fsdp_plugin.state_dict_type):
+                return  # shards are saved with the optimizer
+            gathered = self.accelerator.get_state_dict(self.model)  # every process takes part
+        if not self.args.should_save:
+            return
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        if state_dict is not None:  # sharded weights that were gathered
-            save_file(state_dict, folder / WEIGHTS, metadata={"format": "pt"})
+        if gathered is not None:
+            save_file(gathered, folder / WEIGHTS, metadata={"format": "pt"})
         else:
             save_model(self.model, str(folder / WEIGHTS))
         if self.average is not None:
             save_model(self.average.module, str(folder / AVERAGE))
 
+    def save_beside(self, checkpoint: Path, metrics: Path) -> None:
+        """What a resumed run needs beside what transformers saves."""
+        loss = self.mean_loss_sum()
+        if self.args.should_save:
+            LogState(metrics_bytes=size_of(metrics), loss=loss, logged_at=self.logged_at).write(checkpoint)
+            if self.job.state is not None:
+                self.job.state.save(checkpoint)
+
+    def continue_log(self, state: LogState) -> None:
+        self.loss_sum, self.logged_at = state.loss, state.logged_at
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """A Trainer takes no sampler, and `get_train_dataloader` would have to repeat what it does about workers."""
+        return self.job.sampler if self.job.sampler is not None else super()._get_train_sampler(train_dataset)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """A Trainer writes into the final folder, so that a kill leaves half a checkpoint; this one renames it."""
+        folder = Path(self.args.output_dir)
+        with whole_or_absent(
+            folder,
+            self.state.global_step,
+            writes=self.args.should_save,
+            keep=self.job.rhythm.keep_checkpoints,
+            wait_for_everyone=self.accelerator.wait_for_everyone,
+        ) as partial:
+            self.args.output_dir = str(partial)
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self.args.output_dir = str(folder)
+            self.save_beside(partial / f"{CHECKPOINT}{self.state.global_step}", folder.parent / METRICS)
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """What `_save` wrote."""
+        """A Trainer lets missing weights pass, and knows no average."""
         from safetensors.torch import load_model
 
         if self.is_fsdp_enabled:

@@ -177,7 +177,7 @@ class SavedResult:
 
 
 def load(path: str | Path) -> SavedResult:
-    """A result that was saved with `result.save(path)` or printed with `--json`, whichever kind it is.
+    """A result that was saved with `result.save(path)` or printed with `--format json`, whichever kind it is.
 
     >>> import oversmooth as osm, tempfile, torch
     >>> layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True)

@@ -1,6 +1,6 @@
 """Training runs as results: `TrainedRun`, `RunGroup`, `FinetuneResult`, and the reader of a monitor's log."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -90,10 +90,41 @@ def read_run(path: Path) -> list[Point]:
             raise
     if not points:
         raise BrokenFile(str(path), "at least one line", "none", "Train for a step first.")
+    return by_step(points)
+
+
+def by_step(points: Iterable[Point]) -> list[Point]:
+    """One point per step: a run writes its loss, its evaluation and its smoothing in lines of their own."""
     merged: dict[int, Point] = {}
-    for point in points:  # a run writes its loss, its evaluation and its smoothing in lines of their own
+    for point in points:
         merged.setdefault(int(point["step"]), {}).update(point)
     return [merged[step] for step in sorted(merged)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerState:
+    """What a Trainer of transformers writes beside a checkpoint."""
+
+    points: Sequence[Point]
+    step: int
+    steps: int
+    """As planned."""
+
+
+def read_trainer_state(path: Path) -> TrainerState:
+    """The numbers in the log of a trainer_state.json."""
+    expected = "the trainer_state.json of a Trainer"
+    state = json_object(read_text_file(path, expected), str(path), expected)
+    history = state.get("log_history")
+    if not isinstance(history, list) or not all(isinstance(line, dict) for line in history):
+        raise BrokenFile(str(path), f"{expected}, with a log_history", "none", "Give the folder of the Trainer.")
+    points = [
+        {name: value for name, value in line.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+        for line in history
+        if type(line.get("step")) is int
+    ]
+    step, steps = (value if type(value) is int else 0 for value in (state.get("global_step"), state.get("max_steps")))
+    return TrainerState(points=by_step(points), step=step, steps=steps)
 
 
 def _logged_point(place: str, line: str) -> Point:
@@ -112,7 +143,8 @@ class TrainedRun:
     where: str
     recipe: str
     variant: str
-    seed: int
+    seed: int | None = None
+    """Unknown of a run that somebody else's program made."""
     settings: tuple[str, ...] = ()
     """What was set otherwise than the recipe says, as key=value."""
     intends: str = ""
@@ -125,6 +157,11 @@ class TrainedRun:
     points: Sequence[Point] = ()
     results: Mapping[str, float] = field(default_factory=dict)
     analysis: Analysis | None = None
+
+    @property
+    def name(self) -> str:
+        """Variant and seed, as far as known."""
+        return self.variant if self.seed is None else f"{self.variant}, seed {self.seed}"
 
     @property
     def last_step(self) -> int:
@@ -148,7 +185,7 @@ class RunGroup:
     @property
     def words(self) -> str:
         count = len(self.runs)
-        what = "seeds" if len({run.seed for run in self.runs}) == count else "runs"
+        what = "seeds" if len({run.seed for run in self.runs} - {None}) == count else "runs"
         return self.name + (f" ({count} {what})" if count > 1 else "")
 
 
@@ -170,5 +207,5 @@ def grouped(runs: Sequence[TrainedRun]) -> list[RunGroup]:
 
 def run_names(runs: Sequence[TrainedRun]) -> list[str]:
     """Variant and seed; the same ones twice are numbered."""
-    names = [f"{run.variant}, seed {run.seed}" for run in runs]
+    names = [run.name for run in runs]
     return [f"{name} ({k + 1})" if names.count(name) > 1 else name for k, name in enumerate(names)]

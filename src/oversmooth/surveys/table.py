@@ -339,7 +339,7 @@ def read_survey(folder: str | Path, level: str | None = None) -> "pandas.DataFra
         raise UnknownName("level", level, LEVELS)
     place = Path(folder)
     if not (place / ABOUT).is_file():
-        advice = "Make one: oversmooth survey LIST --out FOLDER"
+        advice = "Make one: oversmooth survey LIST -o FOLDER"
         raise BrokenFile(str(folder), "the folder of a survey", f"no {ABOUT}", advice)
     table, found = SurveyTable(place), list[Any]()
     for name in LEVELS if level is None else (level,):

@@ -215,7 +215,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch):
     materials = ClaimContext(out=tmp_path, targets=(), train_all=lambda planned, out, progress: asked.extend(planned))
     materials.train([planned, planned])
     folder = str(tmp_path / "runs/half-smooth-seed1")
-    words = "train digits --variant smooth --seed 1 --fraction 0.5 --set model.depth=3 --out"
+    words = "train digits --variant smooth --seed 1 --fraction 0.5 --set model.depth=3 --output"
     assert asked == [planned]
     assert planned.arguments(tmp_path) == [*words.split(), folder, "--resume"]
     recipe = load_recipe("digits", overrides).model_dump(mode="json")

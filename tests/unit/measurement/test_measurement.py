@@ -208,6 +208,12 @@ def test_places_can_be_chosen(encoder):
     assert len(result.attributions) == 1
 
 
+def test_groups_of_places_can_stand_beside_places(encoder):
+    both = measure(encoder, batches(), at=["norms", "ffn_branch"])
+    alone = [measure(encoder, batches(), at=at) for at in ("norms", "ffn_branch")]
+    assert {value.place for value in both.values} == {value.place for one in alone for value in one.values}
+
+
 def test_the_result_round_trips_and_tabulates(encoder):
     result = measure(encoder, batches(), at="all")
     assert Measurement.from_dict(result.to_dict()) == result

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import oversmooth as osm
-from oversmooth.errors import IncompleteWeights, NotSupported, UnknownName
+from oversmooth.errors import Conflict, IncompleteWeights, NotSupported, UnknownName
 from oversmooth.models import live as offload
 from oversmooth.models.live import load_model
 from oversmooth.models.open import open_source
@@ -82,7 +82,7 @@ def test_a_model_runs_in_what_it_is_stored_in_unless_told(tmp_path):
 def test_the_command_line_takes_both(tmp_path):
     model, _ = tiny_model("vit")
     model.save_pretrained(tmp_path)
-    done = oversmooth("measure", tmp_path, "--offload", "--dtype", "bfloat16", "--json", "--max-samples", "2")
+    done = oversmooth("measure", tmp_path, "--offload", "--dtype", "bfloat16", "--format", "json", "--max-samples", "2")
     assert done.returncode == 0, done.stderr
     assert "model bfloat16 (weights read block by block)" in done.stdout
 
@@ -120,3 +120,22 @@ def test_gguf_files_are_not_offloaded(tmp_path):
     gguf = dataclasses.replace(source, gguf_file="x.gguf", place=str(tmp_path), module=None, offload=True)
     with pytest.raises(NotSupported, match="--offload"):
         offload.load_offloaded(gguf, None)
+
+
+# --- spread over devices -------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_accelerate_places_gives_the_same_numbers(tmp_path):
+    model, inputs = tiny_model("llama")
+    model.save_pretrained(tmp_path)
+    target = open_source(tmp_path, device_map="auto")
+    assert load_model(target, "measure").hf_device_map, "accelerate has placed it"
+    assert_same_numbers(osm.measure(target, [inputs]), osm.measure(tmp_path, [inputs]))
+
+
+@pytest.mark.parametrize("other", [{"device": "cpu"}, {"offload": True}])
+def test_a_model_is_placed_in_one_way(other, tmp_path):
+    with pytest.raises(Conflict, match="device_map"):
+        open_source(tmp_path, device_map="auto", **other)
+    with pytest.raises(UnknownName, match=r"Unknown device_map 'aut'.*Close: auto"):
+        open_source(tmp_path, device_map="aut")

@@ -1,13 +1,19 @@
 """The Trainer of transformers as a recipe wants it: its private parts in one module, its data and errors as asked for."""
 
 import ast
+import hashlib
+import inspect
+import json
 import pickle
+import re
+import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset
+from transformers import Trainer
 
 import oversmooth.recipes
 from oversmooth.errors import TrainingStopped, UnreadableData
@@ -23,14 +29,73 @@ from oversmooth.recipes.trainer import (
     without_errors,
 )
 
-PRIVATE = [name for name in vars(RecipeSteps) if name.startswith("_") and not name.startswith("__")]
+# --- what is overridden, and what it was written against ---------------------------------------------------------------
+
+OVERRIDDEN = sorted(name for name, value in vars(RecipeSteps).items() if callable(value) and hasattr(Trainer, name))
+PRIVATE = {"_get_train_sampler", "_save_checkpoint", "_load_from_checkpoint"}
+CALLERS = ("_run_epoch", "_maybe_log_save_evaluate", "_get_output_dir")
+"""Private methods that decide when and with what those above are called."""
+WRITTEN_AGAINST = Path(__file__).with_name("trainer_sources.json")
+"""Signature and hash of each, of the transformers that was read last: `python -m tests.unit.recipes.test_trainer`."""
 
 
-@pytest.mark.parametrize("name", [name for name in PRIVATE if callable(getattr(RecipeSteps, name))])
-def test_the_installed_trainer_still_has_the_private_method_that_is_overridden(name):
-    from transformers import Trainer
+def described(method: object) -> dict[str, str]:
+    """Its signature, and a hash of its statements: comments, docstrings and layout do not count."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0]
+    tree.body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
+    statements = "\n".join(ast.unparse(statement) for statement in tree.body)
+    return {"signature": ast.unparse(tree.args), "statements": hashlib.sha256(statements.encode()).hexdigest()[:16]}
 
-    assert callable(getattr(Trainer, name))
+
+def difference(name: str, recorded: dict[str, str], owner: type = Trainer) -> str:
+    """What is different now, in words; empty where nothing is."""
+    method = getattr(owner, name, None)
+    if method is None:
+        return f"Trainer.{name} is gone: find what replaces it, or what its override was for."
+    found = described(method)
+    if found["signature"] != recorded["signature"]:
+        return f"Trainer.{name} takes ({found['signature']}); it took ({recorded['signature']})."
+    if found["statements"] != recorded["statements"]:
+        return f"Trainer.{name} does something else: read it beside recipes/trainer.py, then record it again."
+    return ""
+
+
+@pytest.mark.parametrize("name", [*OVERRIDDEN, *CALLERS])
+def test_the_installed_trainer_is_the_one_that_the_overrides_were_written_against(name):
+    assert difference(name, json.loads(WRITTEN_AGAINST.read_text())[name]) == ""
+
+
+def test_a_trainer_that_changes_is_told_apart_method_by_method():
+    class Other(Trainer):
+        def _save_checkpoint(self, model, trial, metrics=None):
+            pass
+
+        def log(self, logs, start_time=None):
+            print(logs)
+
+    recorded = {name: described(getattr(Trainer, name)) for name in ("_save_checkpoint", "log")}
+    assert "takes (self, model, trial, metrics=None)" in difference(
+        "_save_checkpoint", recorded["_save_checkpoint"], Other
+    )
+    assert difference("log", described(Other.log), Other) == ""
+    assert "does something else" in difference("log", {**described(Other.log), "statements": ""}, Other)
+    assert "is gone" in difference("_no_such", {}, Other)
+
+
+def test_three_private_methods_and_no_private_attribute_are_overridden():
+    assert {name for name in OVERRIDDEN if name.startswith("_")} == PRIVATE
+    assert all(getattr(RecipeSteps, name).__doc__.count("\n") == 0 for name in PRIVATE), "a reason in one line"
+    tree = ast.parse(inspect.getsource(RecipeSteps))
+    named = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr[0] == "_"}
+    assert named == PRIVATE
+
+
+def test_pyproject_bounds_transformers_from_above_where_runs_are_trained():
+    import tomllib
+
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    extras = tomllib.loads(text)["project"]["optional-dependencies"]
+    assert any(re.fullmatch(r"transformers<\d+\.\d+", word) for word in extras["train"])
 
 
 def private_calls(text: str) -> list[str]:
@@ -165,3 +230,8 @@ def test_a_loss_that_is_no_number_ends_the_run_with_advice(tmp_path):
     with pytest.raises(TrainingStopped, match=r"(?s)the loss is nan; lower .*step 5 is complete"):
         require_finite(float("nan"), 7, tmp_path)
     require_finite(1.0, 7, tmp_path)
+
+
+if __name__ == "__main__":
+    found = {name: described(getattr(Trainer, name)) for name in (*OVERRIDDEN, *CALLERS)}
+    WRITTEN_AGAINST.write_text(json.dumps(found, indent=2) + "\n")

@@ -147,7 +147,7 @@ def ablation(*removals):
     return Ablation(
         provenance=PROVENANCE,
         data=facts(4),
-        task="causal language",
+        task="causal-lm",
         whole=Loss(loss=2.0, standard_error=0.01),
         removals=removals,
         predictors=(),

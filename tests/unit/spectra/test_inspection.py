@@ -130,7 +130,7 @@ def test_numbers_whose_products_overflow_are_said_with_their_tensor(dtype, value
     with torch.no_grad():
         model.layers[1].self_attn.out_proj.weight[2, 3] = value
     precision = {torch.float64: "float64", torch.float32: "float32"}[dtype]
-    found = inspect(model, dtype=precision).layers
+    found = inspect(model, precision=precision).layers
     assert found[0].unreadable is None
     assert found[1].unreadable.startswith("layers.1.self_attn.out_proj.weight holds 1 values beyond ")
 

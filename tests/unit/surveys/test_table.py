@@ -60,7 +60,7 @@ def test_every_model_is_a_row_and_what_is_broken_says_why(surveyed):
 
 def test_rows_of_layers_and_heads_are_what_inspect_says(surveyed, models):
     found = osm.read_survey(surveyed[1])
-    expected = osm.inspect(models / "llama", extremes=True, heads=True)
+    expected = osm.inspect(models / "llama", spectrum="extremes", heads=True)
     mine = found[found.target == str(models / "llama")]
     layers = mine[mine.level == "layer"].sort_values("layer")
     assert layers.tendency.tolist() == [layer.tendency for layer in expected.layers]
@@ -260,7 +260,7 @@ def _exchange(out, part):
 def test_a_resumed_survey_does_again_what_is_damaged_and_says_so(damage, models, tmp_path):
     out, chosen = tmp_path / "table", [str(models / "llama"), str(models / "bert")]
     for target in chosen:
-        osm.survey([target], out, extremes=True)
+        osm.survey([target], out, spectrum="extremes")
     whole = osm.read_survey(out).drop(columns=[column.name for column in EFFORT])
     damage(out, SurveyTable(out).parts()[0])
     for read in (osm.read_survey, atlas_html):
@@ -358,7 +358,7 @@ def test_models_that_failed_can_be_tried_again_and_the_others_stay(tmp_path):
 
 
 def test_a_folder_that_is_no_survey_is_refused_with_what_to_do(tmp_path):
-    with pytest.raises(BrokenFile, match="oversmooth survey LIST --out FOLDER"):
+    with pytest.raises(BrokenFile, match="oversmooth survey LIST -o FOLDER"):
         osm.read_survey(tmp_path)
 
 

@@ -97,7 +97,7 @@ def test_several_blocks_leave_in_order_and_the_loss_of_the_rest_is_that_of_the_a
     model = AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(tmp_path / "whole")
     result = osm.prune(tmp_path / "whole", tmp_path / "out", FEW, budget=0.5, by="loss")
-    assert (len(result.removed), result.task, result.by) == (2, "causal language", "loss")
+    assert (len(result.removed), result.task, result.by) == (2, "causal-lm", "loss")
     again = osm.task_loss(tmp_path / "out", FEW)
     assert again.found.loss == pytest.approx(result.after.loss, rel=1e-5)
     source = open_source(model)

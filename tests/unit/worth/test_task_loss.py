@@ -23,7 +23,7 @@ def test_the_loss_of_a_language_model_is_its_own():
     with torch.no_grad():
         own = torch.stack([model(**batch, labels=batch["input_ids"]).loss for batch in FEW])
     found = osm.task_loss(model, FEW)
-    assert found.task == "causal language"
+    assert found.task == "causal-lm"
     assert found.found.loss == pytest.approx(own.mean().item(), rel=1e-5)
     assert found.found.perplexity == pytest.approx(own.mean().exp().item(), rel=1e-5)
     assert found.counted == 4 * 11
@@ -64,7 +64,7 @@ def test_an_embedding_model_keeps_its_own_similarities_and_needs_an_original():
 
 
 @pytest.mark.parametrize(
-    ("task", "error", "words"), [("masked language", NotSupported, "no head"), ("sums", UnknownName, "sums")]
+    ("task", "error", "words"), [("masked-lm", NotSupported, "no head"), ("sums", UnknownName, "sums")]
 )
 def test_a_task_that_the_model_has_no_head_for_is_refused(task, error, words):
     model, _ = tiny_model("bert")
@@ -131,7 +131,7 @@ def masked_questions(folder, seed=0):
 
     how = DataOptions(per_line=True, seed=seed)
     live, data, task = open_judged(open_model(str(folder)), str(folder / "texts.txt"), None, "loss", how)
-    assert task == "masked language"
+    assert task == "masked-lm"
     return live, list(questions(live, data, task, how, Processed()))
 
 
@@ -154,7 +154,7 @@ def test_the_loss_of_masked_tokens_is_the_models_own(masked_folder):
     with torch.no_grad():
         own = [live.model(**question.inputs, labels=question.answers).loss for question in asked]
     found = osm.task_loss(str(masked_folder), str(masked_folder / "texts.txt"), per_line=True)
-    assert found.task == "masked language"
+    assert found.task == "masked-lm"
     assert found.found.loss == pytest.approx(own[0].item(), rel=1e-5)
     assert found.counted == int((asked[0].answers != -100).sum())
     assert found.found.perplexity == pytest.approx(own[0].exp().item(), rel=1e-5)

@@ -117,7 +117,7 @@ def test_the_base_is_named_in_the_config_or_given(tmp_path):
     with pytest.raises(TargetNotFound, match="give another with --base"):
         osm.inspect(folder)
     assert open_source(folder, base=str(tmp_path / "elsewhere")).kind == "adapter"
-    done = oversmooth("inspect", folder, "--base", tmp_path / "elsewhere", "--json")
+    done = oversmooth("inspect", folder, "--base", tmp_path / "elsewhere", "--format", "json")
     assert json.loads(done.stdout)["layers"][0]["plain"]["rho_dc"] == expected.layers[0].plain.rho_dc
 
 
@@ -450,7 +450,7 @@ def test_what_copies_files_says_so_where_it_is_given_a_live_model(verb):
 
 def test_the_folder_of_an_adapter_is_not_edited(tmp_path):
     adapted("llama", tmp_path, **KINDS["LoRA"])
-    done = oversmooth("edit", tmp_path / "adapter", "--out", tmp_path / "out", "--scale-h", 0.5)
+    done = oversmooth("edit", tmp_path / "adapter", "--output", tmp_path / "out", "--scale-h", 0.5)
     assert done.returncode == 2
     assert "it is an adapter" in " ".join(done.stderr.split())
     assert not (tmp_path / "out").exists()
