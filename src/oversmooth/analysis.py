@@ -41,8 +41,8 @@ from oversmooth.models.source import Stack
 from oversmooth.models.verify import verify
 from oversmooth.prediction.predict import predict
 from oversmooth.results import Analysis, Comparison, Measurement, Missing, Progress, no_progress
+from oversmooth.results.comparing import compare_words, deck_words, differences, sure_words
 from oversmooth.results.measurement import OutputDrift
-from oversmooth.results.wording import compare_words, deck_words
 from oversmooth.spectra.inspect import inspect
 
 # --- `analyze`: one model, everything that can be known about it ---
@@ -139,8 +139,17 @@ def compare(first: Compared, other: Compared, data: Data = None, **options: Unpa
     names = (mine.model, theirs.model)
     if names[0] == names[1]:
         names = (f"{names[0]} (1)", f"{names[1]} (2)")
-    words = {"headline": compare_words(names, mine, theirs), "deck": deck_words(names, mine, theirs)}
-    return Comparison(names=names, first=mine, other=theirs, **words)
+    tokens, inputs = differences(mine, theirs)
+    return Comparison(
+        names=names,
+        first=mine,
+        other=theirs,
+        tokens=tokens,
+        inputs=inputs,
+        headline=compare_words(names, mine, theirs),
+        deck=deck_words(names, mine, theirs),
+        sure=sure_words(mine, theirs),
+    )
 
 
 def _measured(given: Compared, data: Any, options: RunKeywords) -> Measurement:

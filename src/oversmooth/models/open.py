@@ -413,6 +413,8 @@ def _inside_of_wrappers(module: nn.Module) -> nn.Module:
 def _open_path(target: str, base: str | None = None, revision: str | None = None) -> Source:
     path = local_path(target)
     is_here = path is not None and path.exists()
+    if target == MINILM and not is_here and revision is None:
+        return _open_path(str(minilm_folder()), base)
     if revision is not None and (is_here or not HUB_ID.fullmatch(target) or _timm_hub_id(target)):
         raise _no_revision(revision, target)
     if path is not None and (path / ADAPTER_CONFIG).is_file():
@@ -618,6 +620,9 @@ def _import_timm() -> Any | None:
 
 
 # --- the small real model used when no target is given ---
+
+MINILM = "all-MiniLM-L6-v2"
+"""Its name as a target; a file or folder of this name goes first."""
 
 
 def minilm_folder() -> Path:

@@ -36,10 +36,10 @@ from oversmooth.results import (
     Verification,
 )
 from oversmooth.results.answer import Answer
-from oversmooth.results.base import format_cell, signed
+from oversmooth.results.base import SHOWN_DIGITS, format_cell, signed
 from oversmooth.results.changes import Ablation, EditCurve, Loss, Pruning, TaskLoss
 from oversmooth.results.prediction import Asymptotic, LayerPrediction, Prediction
-from oversmooth.results.reading import BANDS
+from oversmooth.results.reading import BANDS, shown_layers
 from oversmooth.results.wording import (
     ablation_words,
     change_words,
@@ -171,10 +171,10 @@ def curve_table(answer: Answer, title: str = "") -> Table:
     names = ["layer", "mean cosine", "change", *(SHORT_PARTS[part] for part in parts)]
     for name in (*names, *(["untrained"] if has_untrained else [])):
         table.add_column(name, justify="right", no_wrap=True)
-    for point, layer in zip(answer.points, (None, *answer.layers), strict=True):
+    for point, layer in zip(answer.points, (None, *shown_layers(answer.points, answer.layers)), strict=True):
         changes: dict[str, float] = {}
         for part, change in layer.parts if layer else ():
-            changes[part] = changes.get(part, 0.0) + change
+            changes[part] = round(changes.get(part, 0.0) + change, SHOWN_DIGITS)
         cells = [change_words(changes[part]) if part in changes else "" for part in parts]
         fresh = [level(point.untrained) if point.untrained is not None else ""] if has_untrained else []
         table.add_row(

@@ -9,6 +9,7 @@ import oversmooth as osm
 from oversmooth.errors import OtherModel
 from oversmooth.output.tables import ANSWER_LINES, answer_lines, show_ablation, show_measurement
 from oversmooth.results.changes import Ablation, Loss, Removal
+from oversmooth.results.reading import shown_layers
 from oversmooth.results.wording import ablation_words, change_words, dominating_words, findings, headline, level
 from tests.contract.tiny_models import tiny_model
 from tests.unit.results.measured import PROVENANCE, attribution, facts, measured
@@ -47,7 +48,7 @@ def test_measure_prints_a_row_per_layer_and_the_answer_last(vision, capsys):
     show_measurement(vision)
     printed = capsys.readouterr().out
     answer = vision.answer
-    for point, layer in zip(answer.points[1:], answer.layers, strict=True):
+    for point, layer in zip(answer.points[1:], shown_layers(answer.points, answer.layers), strict=True):
         row = next(line for line in printed.splitlines() if line.strip().startswith(point.label))
         assert row.split()[-4 if point.label != "final norm" else -3 :]
         assert level(point.mean) in row
@@ -185,11 +186,11 @@ def test_an_edit_that_sharpens_tokens_and_makes_texts_alike_is_told_with_both():
     after = measured(attribution([0.07, 0.09, 0.10]), between=(0.46, 0.64))
     found = osm.compare(before, after)
     assert found.headline == (
-        "In a-model (2) tokens end more distinct than in a-model (1), but different inputs look more alike."
+        "a-model (2) keeps tokens more distinct, but a-model (1) tells different inputs apart better."
     )
     for piece in (
         "0.33 in a-model (1), 0.10 in a-model (2)",
-        "Between different inputs: 0.06 in a-model (1), 0.64 in a-model (2).",
+        "Between different inputs (their mean tokens): 0.06 in a-model (1), 0.64 in a-model (2).",
     ):
         assert piece in found.deck
     assert [round(row["difference"], 2) for row in found.rows()] == [0.0, -0.11, -0.23]
@@ -199,7 +200,7 @@ def test_an_edit_that_sharpens_tokens_and_makes_texts_alike_is_told_with_both():
 
 def test_models_that_end_alike_are_not_called_smoother_because_they_start_elsewhere():
     found = osm.compare(measured(attribution([0.1, 0.2, 0.33])), measured(attribution([0.3, 0.31, 0.34])))
-    assert found.headline == "In a-model (2) tokens end about as alike as in a-model (1)."
+    assert found.headline == "Hardly a difference between a-model (1) and a-model (2)."
 
 
 def test_results_on_other_inputs_are_not_compared():
