@@ -217,7 +217,7 @@ def put_tables(analyses: Sequence["Analysis"], folder: Path | None, models: Sequ
 
 
 def put_page(page: "Page", output: Path, format: str) -> None:
-    """Writes the page and says what is on it."""
+    """Writes the page and says where it is, and last what is on it."""
     if format == "md":
         from oversmooth.output.render import markdown_of
 
@@ -227,8 +227,8 @@ def put_page(page: "Page", output: Path, format: str) -> None:
         from oversmooth.output.render import write_page
 
         write_page(page, output)
-    typer.echo(page.verdict)
     typer.echo(f"report: {output.absolute()}")
+    typer.echo(page.verdict)
 
 
 def saved_analysis(path: Path) -> "Analysis":

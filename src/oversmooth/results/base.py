@@ -14,6 +14,8 @@ from oversmooth.errors import BrokenFile, MissingDependency, is_ours, user_code
 if TYPE_CHECKING:
     import pandas
 
+    from oversmooth.output.tables import Shown
+
 
 # --- what all results share: provenance, missing values, the JSON round trip and small tables ---
 
@@ -158,6 +160,11 @@ class SavedResult:
         from oversmooth.output.tables import printed
 
         return printed(self)
+
+    def __rich__(self) -> "Shown":
+        from oversmooth.output.tables import Shown
+
+        return Shown(self)
 
     def _repr_html_(self) -> str:
         from oversmooth.output.tables import printed

@@ -1,9 +1,11 @@
 """What the terminal, print and a notebook show: the same numbers and sentences, whole at 80 columns."""
 
 import dataclasses
+import io
 
 import pytest
 import torch
+from rich.console import Console
 
 import oversmooth as osm
 from oversmooth.errors import OtherModel
@@ -21,6 +23,13 @@ def vision():
     model, inputs = tiny_model("vit")
     images = torch.rand(4, *inputs["pixel_values"].shape[1:], generator=torch.Generator().manual_seed(0))
     return osm.measure(model, [{"pixel_values": images}], null=True, pairs=True)
+
+
+@pytest.fixture(scope="module")
+def analysed():
+    model, inputs = tiny_model("vit")
+    images = torch.rand(4, *inputs["pixel_values"].shape[1:], generator=torch.Generator().manual_seed(0))
+    return osm.analyze(model, [{"pixel_values": images}])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -55,6 +64,20 @@ def test_measure_prints_a_row_per_layer_and_the_answer_last(vision, capsys):
         assert change_words(layer.change) in row
         assert level(point.untrained) in row
     assert printed.rstrip().endswith(answer.now.command)
+
+
+@pytest.mark.parametrize("kind", ["inspection", "measurement", "prediction", "analysis"])
+def test_all_four_results_are_printed_by_rich_as_by_print_and_have_a_chart_and_a_table(analysed, kind):
+    pytest.importorskip("pandas")
+    result = analysed if kind == "analysis" else getattr(analysed, kind)
+    console = Console(file=io.StringIO(), width=80, highlight=False, color_system=None)
+    console.print(result)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines == str(result).splitlines()
+    assert max(map(len, lines)) <= 80 or kind == "inspection"
+    assert result.plot().svg().startswith("<svg")
+    assert len(result.to_pandas()) == len(result.rows()) > 0
+    assert "<table" in result._repr_html_()
 
 
 def test_print_and_notebook_show_the_same_as_the_terminal(vision):
