@@ -70,7 +70,8 @@ def answer_of(means, parts, *, has_norm=False, stack="", model="all-MiniLM-L6-v2
             for name, change in sums.items()
         ),
         rank=(56.0, 47.0, 77),
-        between=words.pop("between", (0.01, 0.06)),
+        between=(between := words.pop("between", (0.01, 0.06))),
+        between_values=tuple(between[1] + 0.01 * k for k in range(-3, 4)),
         limit=0.45,
         **{**told, **words},
     )

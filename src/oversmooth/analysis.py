@@ -41,15 +41,15 @@ from oversmooth.models.source import Stack
 from oversmooth.models.verify import verify
 from oversmooth.prediction.predict import predict
 from oversmooth.results import Analysis, Comparison, Measurement, Missing, Progress, no_progress
+from oversmooth.results.comparing import compare_words, deck_words, differences, sure_words
 from oversmooth.results.measurement import OutputDrift
-from oversmooth.results.wording import compare_words, deck_words
 from oversmooth.spectra.inspect import inspect
 
 # --- `analyze`: one model, everything that can be known about it ---
 
 T = TypeVar("T")
-WHAT_IFS = ("no_skip", "no_biases", "flip_norms", "scale:0.5", "interval:-1,0", "interval:0,1", "centered")
-"""The changes that a report shows beside every layer."""
+WHAT_IFS = ("no_skip", "no_biases", "flip_norms", "scale:0.5", "centered")
+"""The changes that a report shows beside every layer: those that cost little. An interval costs as much as the rest."""
 REPORTED = (*DEFAULT_METRICS, "between", "steps", "attention")
 """What a report measures: curves over depth, whether sequences differ, what every sub-block does, how heads attend."""
 Stage = Callable[[str], Progress]
@@ -139,8 +139,17 @@ def compare(first: Compared, other: Compared, data: Data = None, **options: Unpa
     names = (mine.model, theirs.model)
     if names[0] == names[1]:
         names = (f"{names[0]} (1)", f"{names[1]} (2)")
-    words = {"headline": compare_words(names, mine, theirs), "deck": deck_words(names, mine, theirs)}
-    return Comparison(names=names, first=mine, other=theirs, **words)
+    tokens, inputs = differences(mine, theirs)
+    return Comparison(
+        names=names,
+        first=mine,
+        other=theirs,
+        tokens=tokens,
+        inputs=inputs,
+        headline=compare_words(names, mine, theirs),
+        deck=deck_words(names, mine, theirs),
+        sure=sure_words(mine, theirs),
+    )
 
 
 def _measured(given: Compared, data: Any, options: RunKeywords) -> Measurement:

@@ -17,13 +17,19 @@ def test_without_solving_nothing_is_predicted_and_the_page_says_so():
 
 def test_what_ifs_that_are_problems_of_their_own_are_solved_only_when_asked_for():
     model, batch = tiny_model("vit")
-    default = {change.name: change for change in osm.analyze(model, [batch]).prediction.layers[0].what_ifs}
-    asked = osm.analyze(model, [batch], what_ifs=["interval:-1,0"]).prediction.layers[0].what_ifs[0]
-    assert default["no_skip"].rho_ac is not None
-    assert default["interval:-1,0"].rho_ac is None
-    assert "asked for by name" in default["interval:-1,0"].missing[0].reason
-    assert default["interval:-1,0"].rungs[5].mean == pytest.approx(asked.rungs[5].mean)
+    name = "interval:-1,0"
+    quick = osm.predict(model, [batch], what_ifs=[name], solve_what_ifs=False).layers[0].what_ifs[0]
+    asked = osm.analyze(model, [batch], what_ifs=[name]).prediction.layers[0].what_ifs[0]
+    assert quick.rho_ac is None
+    assert "asked for by name" in quick.missing[0].reason
+    assert quick.rungs[5].mean == pytest.approx(asked.rungs[5].mean)
     assert asked.rho_ac is not None
+
+
+def test_a_report_has_the_what_ifs_that_cost_little_and_no_projection_of_every_layer():
+    model, batch = tiny_model("vit")
+    names = [change.name for change in osm.analyze(model, [batch]).prediction.layers[0].what_ifs]
+    assert names == ["no_skip", "no_biases", "flip_norms", "scale:0.5", "centered"]
 
 
 def test_data_that_are_not_there_are_refused_before_the_model_is_opened(monkeypatch, tmp_path):

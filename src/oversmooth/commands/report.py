@@ -226,7 +226,7 @@ def put_tables(analyses: Sequence["Analysis"], folder: Path | None, models: Sequ
 
 
 def put_page(page: "Page", files: Sequence[Path]) -> None:
-    """Writes the page into every file that can hold one, and says what is on it."""
+    """Writes the page into every file that can hold one, and says where they are, and last what is on it."""
     from oversmooth.output.render import markdown_of, write_page
 
     for path in files:
@@ -234,9 +234,9 @@ def put_page(page: "Page", files: Sequence[Path]) -> None:
             write_text_whole(path, markdown_of(page))
         elif path.suffix != ".json":
             write_page(page, path)
-    typer.echo(page.verdict)
     for path in files:
         typer.echo(f"{'analysis' if path.suffix == '.json' else 'report'}: {path.absolute()}")
+    typer.echo(page.verdict)
 
 
 def saved_analysis(path: Path) -> "Analysis":

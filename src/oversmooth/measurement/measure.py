@@ -109,6 +109,7 @@ def _result(run: Run[MeasurementObserver], *, seed: int, prefix_tokens: str) -> 
         heads=observer.attention.results(),
         spans=observer.spans(),
         pairs=observer.pairs.results() if observer.pairs is not None else (),
+        similarities=observer.similarities(),
     )
 
 

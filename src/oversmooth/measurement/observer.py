@@ -42,13 +42,23 @@ from oversmooth.measurement.metrics import (
 from oversmooth.measurement.moments import Moments, TokenMask, measurable
 from oversmooth.measurement.pairs import BETWEEN, BETWEEN_METRICS, BetweenGatherer, PairGatherer
 from oversmooth.measurement.passes import Processed
-from oversmooth.measurement.statistics import Running, direction, interval
+from oversmooth.measurement.statistics import Running, direction
 from oversmooth.measurement.steps import STEP_METRICS, SpanGatherer, StepGatherer, StepMetric
 from oversmooth.models.hooks.attention_maps import unwatched
 from oversmooth.models.hooks.places import PART_OF, Place, on_stream
 from oversmooth.models.inputs import TEXT
 from oversmooth.models.source import Stack
-from oversmooth.results import Attribution, DominatingToken, KindChange, Missing, Part, PlaceValue, SpanDistances
+from oversmooth.results import (
+    Attribution,
+    DominatingToken,
+    KindChange,
+    Missing,
+    Part,
+    PlaceValue,
+    SequenceSimilarity,
+    SpanDistances,
+)
+from oversmooth.results.base import interval
 
 # --- who changes a number of the stream: differences between neighbouring places ---
 
@@ -536,6 +546,14 @@ class MeasurementObserver:
             missing=missing,
             mean_without_largest=without.mean if without.count else None,
         )
+
+    def similarities(self) -> tuple[SequenceSimilarity, ...]:
+        """Of every stack, sequence by sequence at the last place of its stream."""
+        last: dict[str, Place] = {}
+        for place in sorted(self.between.places, key=self._order.__getitem__):
+            if on_stream(place.name, self.stacks[place.stack].arch.residual):
+                last[place.stack] = place
+        return tuple(SequenceSimilarity(stack=name, values=self.between.values(at)) for name, at in last.items())
 
     def spans(self) -> tuple[SpanDistances, ...]:
         return tuple(found for gatherer in self._spans.values() if (found := gatherer.result()) is not None)

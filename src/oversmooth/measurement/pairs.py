@@ -180,6 +180,17 @@ class BetweenGatherer:
             held = self._means.setdefault(place, [])
             held.append(means[: SEQUENCES - sum(map(len, held))])
 
+    @property
+    def places(self) -> Sequence[Place]:
+        return list(self._means)
+
+    def values(self, place: Place) -> tuple[float, ...]:
+        """The mean cosine of every sequence's mean token with those of all others; empty for fewer than two."""
+        units = torch.cat(self._means[place])
+        if len(units) < 2:
+            return ()
+        return tuple(((units @ units.sum(0) - 1) / (len(units) - 1)).tolist())
+
     def results(self) -> dict[Place, Running]:
         """The similarity at every place; its error is that of leaving out one sequence after another (jackknife)."""
         return {place: between_sequences(means) for place, means in self._means.items()}

@@ -8,24 +8,13 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-# --- what a mean over sequences says: its interval by Student's t, and the direction that follows from it ---
+from oversmooth.results.base import Interval
+
+# --- what a mean over sequences says: the direction that follows from its interval ---
 
 SMOOTHING, SHARPENING, NO_CLEAR_CHANGE = "smoothing", "sharpening", "no clear change"
-CONFIDENCE = 0.95
 ROUNDING = 1e-6
 """Changes of log(HFC/LFC) and of the mean cosine up to this are rounding in float32."""
-
-Interval = tuple[float, float]
-
-
-def interval(mean: float, standard_error: float | None, sequences: int) -> Interval | None:
-    """`mean ± t standard errors`, which holds the true mean in 95 of 100 cases; `None` for fewer than two sequences."""
-    from scipy.special import stdtrit
-
-    if standard_error is None or sequences < 2:
-        return None
-    half = float(stdtrit(sequences - 1, (1 + CONFIDENCE) / 2)) * standard_error
-    return mean - half, mean + half
 
 
 def direction(mean: float, found: Interval | None, *, smooths_upwards: bool = False) -> str:

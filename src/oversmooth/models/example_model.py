@@ -48,6 +48,13 @@ def example_model() -> Path:
     return SHIPPED
 
 
+def example_named(name: str) -> str | None:
+    """What the name of an example model, as results show it, stands for: commands that they print can be pasted."""
+    if name == SHIPPED.name:
+        return str(SHIPPED)
+    return str(local_minilm() or HUB_ID) if name == DEFAULT_NAME else None
+
+
 def local_minilm() -> Path | None:
     """all-MiniLM-L6-v2 where it is on this machine: in the installed package, which is never imported, or the hub's cache."""
     spec = find_spec(DEFAULT_PACKAGE)

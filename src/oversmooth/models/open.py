@@ -30,6 +30,7 @@ from oversmooth.errors import (
     first_line,
 )
 from oversmooth.models.declaration import check_kinds, check_timm_arguments, word
+from oversmooth.models.example_model import example_named
 from oversmooth.models.families import REFUSED
 from oversmooth.models.identify import declared_for, known_model_types
 from oversmooth.models.source import Declaration, Source, Stack, archs_of, provenance_of
@@ -432,6 +433,8 @@ def _open_module(module: nn.Module) -> Source:
 def _open_path(target: str, base: str | None = None, revision: str | None = None) -> Source:
     path = local_path(target)
     is_here = path is not None and path.exists()
+    if not is_here and (example := example_named(target)) is not None:
+        return _open_path(example, base, revision)
     if revision is not None and (is_here or not HUB_ID.fullmatch(target) or _timm_hub_id(target)):
         raise _no_revision(revision, target)
     if path is not None and (path / ADAPTER_CONFIG).is_file():

@@ -25,8 +25,8 @@ from oversmooth.output.charts import (
     text_width,
     wrapped,
 )
-from oversmooth.results.answer import Answer, CurvePoint, Told
-from oversmooth.results.reading import BANDS, SEEN
+from oversmooth.results.answer import SEEN, Answer, CurvePoint, Told
+from oversmooth.results.reading import BANDS, shown_layers, shown_parts, shown_total
 from oversmooth.results.wording import YARDSTICK, change_words, first_large, level, stack_words
 
 STARTS = tuple((max(band.start, 0.0), band.state) for band in BANDS)
@@ -144,11 +144,11 @@ def _columns(answer: Answer) -> Panel:
     where = {point.label: float(k) for k, point in enumerate(answer.points)}
     layers = [layer for layer in answer.layers if layer.label in where]
     return columns_panel(
-        "What each part adds (up: more alike; down: more distinct)",
+        "What each part adds, layer by layer and in all (up: more alike; down: more distinct)",
         [where[layer.label] for layer in layers],
         [dict(layer.parts) for layer in layers],
-        {part.part: part.change for part in answer.parts},
-        answer.output - answer.input,
+        shown_parts(answer.points, answer.parts),
+        shown_total(answer.points),
     )
 
 
@@ -173,7 +173,7 @@ def _note(answer: Answer, k: int) -> str:
     """Everything that is known of one place."""
     point = answer.points[k]
     place = point.label if k == 0 or point.label == "final norm" else f"layer {point.label}"
-    change = next((layer for layer in answer.layers if layer.label == point.label), None) if k else None
+    change = shown_layers(answer.points, answer.layers)[k - 1] if k else None
     lines = [f"{place}: mean cosine {level(point.mean)}" + (f" ({change_words(change.change)})" if change else "")]
     if change:
         lines.append(", ".join(f"{part} {change_words(value)}" for part, value in change.parts))

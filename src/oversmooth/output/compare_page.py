@@ -3,27 +3,24 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean, stdev
 
-from oversmooth.measurement.statistics import interval
 from oversmooth.output.blocks import Block, Card, Page, PageSection, Words, table_of
 from oversmooth.output.card import STARTS, columns_panel, cosine_axis, fans_of
 from oversmooth.output.charts import DASHES, Axis, Chart, Gauge, Line, Mark, Panel, extent, numbers, places
 from oversmooth.output.page import answers_of
 from oversmooth.output.sections import cosine_blocks
 from oversmooth.results import Analysis, TaskLoss
-from oversmooth.results.answer import PART_NAMES, Answer, Told
+from oversmooth.results.answer import PART_NAMES, SEEN, Answer, Told
+from oversmooth.results.comparing import compare_words, deck_words, differences, sure_words
 from oversmooth.results.measurement import OutputDrift
-from oversmooth.results.reading import SEEN
+from oversmooth.results.reading import INPUT_BANDS, band_of, shown_layers, shown_parts, shown_total
 from oversmooth.results.wording import (
     YARDSTICK,
     change_words,
-    compare_words,
-    deck_words,
     first_large,
     level,
-    moves,
     short_name,
+    target_word,
 )
 
 # --- what models cost, beside what they do to features: the part of a comparison that losses fill ---
@@ -86,9 +83,10 @@ def _output(analysis: Analysis) -> float | None:
 
 
 def _where(names: Sequence[str], first: Answer, other: Answer) -> Told:
-    total = (other.output - other.input) - (first.output - first.input)
-    mine = {layer.label: layer.change for layer in first.layers}
-    moved = {layer.label: layer.change - mine[layer.label] for layer in other.layers if layer.label in mine}
+    total = shown_total(other.points) - shown_total(first.points)
+    before, after = (shown_layers(answer.points, answer.layers) for answer in (first, other))
+    mine = {layer.label: layer.change for layer in before}
+    moved = {layer.label: layer.change - mine[layer.label] for layer in after if layer.label in mine}
     if len(moved) != len(first.layers) or len(moved) != len(other.layers):
         return Told(title="Not layer by layer", text=f"{names[0]} and {names[1]} differ in depth.")
     label = max(moved, key=lambda name: abs(moved[name]))
@@ -125,7 +123,7 @@ def _where_inputs(names: Sequence[str], analyses: Sequence[Analysis], labels: Se
 
 
 def _who(names: Sequence[str], first: Answer, other: Answer) -> Told:
-    mine, theirs = ({part.part: part.change for part in answer.parts} for answer in (first, other))
+    mine, theirs = (shown_parts(answer.points, answer.parts) for answer in (first, other))
     moved = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in PART_NAMES if name in mine or name in theirs}
     if not moved or max(abs(value) for value in moved.values()) < SEEN / 5:
         return Told(title="No part differs.")
@@ -136,31 +134,19 @@ def _who(names: Sequence[str], first: Answer, other: Answer) -> Told:
     return Told(title=title, text=f"Differences of the others: {others}." if others else "")
 
 
-def _sure(first: Answer, other: Answer) -> Told:
-    """Paired over inputs where both saw the same."""
-    pairs = [b - a for a, b in zip(first.values, other.values, strict=False)]
-    if len(first.values) != len(other.values) or len(pairs) < 4:
-        return Told(title="Not yet: too few inputs to compare in pairs.", text="Add inputs, 8 or more.")
-    found = interval(fmean(pairs), stdev(pairs) / len(pairs) ** 0.5, len(pairs))
-    low, high = found or (0.0, 0.0)
-    is_clear = low > 0 or high < 0
-    title = f"Tokens: {change_words(fmean(pairs))}, 95% interval {change_words(low)} to {change_words(high)}"
-    text = f"{len(pairs)} inputs in pairs; {'a clear difference' if is_clear else 'no clear difference'}."
-    return Told(title=title, text=text + (" Different inputs: no interval." if first.between and other.between else ""))
-
-
 def _now(names: Sequence[str], targets: Sequence[str], first: Answer, other: Answer) -> Told:
-    texts = moves(first.between[1], other.between[1]) if first.between and other.between else 0
-    if texts > 0:
-        return Told(
-            title=f"Check {names[1]} on a task that tells inputs apart before you use it.",
-            command=f"oversmooth compare {targets[0]} {targets[1]} --loss",
-        )
-    if other.state == "collapsed" or moves(first.output, other.output) > 0:
-        return Told(title="See what it costs.", command=f"oversmooth compare {targets[0]} {targets[1]} --loss")
+    tokens, inputs = differences(first, other)
+    a, b = (target_word(target) for target in targets)
+    if tokens.interval is None:
+        return Told(title="Compare them on the same inputs, 8 or more, before you choose one.")
+    if inputs is not None and inputs.way > 0:
+        title = f"Check {names[1]} on a task that tells inputs apart before you use it."
+        return Told(title=title, command=f"oversmooth compare {a} {b} --loss")
+    if other.state == "collapsed" or tokens.way > 0:
+        return Told(title="See what it costs.", command=f"oversmooth compare {a} {b} --loss")
     return Told(
-        title="Nothing got worse. Keep it so in CI:",
-        command=f"oversmooth gate {targets[1]} --max-cosine {other.limit:.2f}",
+        title=f"{names[1]} got worse in neither. To keep it so, check it in CI:",
+        command=f"oversmooth gate {b} --max-cosine {other.limit:.2f}",
     )
 
 
@@ -186,11 +172,11 @@ def _card(names: Sequence[str], analyses: Sequence[Analysis], answers: Sequence[
                 alt=f"Gauge: mean cosine of different inputs {level(first.between[1])}, then {level(other.between[1])}.",
                 title="Different inputs (their mean tokens)",
                 value=other.between[1],
-                said=f"in {names[1]}",
-                bands=((0.0, "unrelated"),),
-                end="1 the same",
+                said=f"{band_of(other.between[1], INPUT_BANDS).state} in {names[1]}",
+                bands=tuple((max(band.start, 0.0), band.state) for band in INPUT_BANDS),
                 start=first.between[1],
                 start_name=names[0],
+                interval=other.between_interval,
             )
         )
     targets = [analysis.inspection.provenance.target for analysis in analyses]
@@ -199,7 +185,7 @@ def _card(names: Sequence[str], analyses: Sequence[Analysis], answers: Sequence[
     told = (
         ("Where", replace(where, text=where.text + inputs)),
         ("Who", _who(names, first, other)),
-        ("How sure", _sure(first, other)),
+        ("How sure", sure_words(first, other)),
         ("What now", _now(names, targets, first, other)),
     )
     return Card(gauges=tuple(gauges), told=told, chart=_curves(names, analyses, answers), yardstick=YARDSTICK)
@@ -290,8 +276,9 @@ def _difference(answers: Sequence[Answer]) -> Panel:
                 if name in before or name in after
             }
         )
+    old, new = (shown_parts(answer.points, answer.parts) for answer in (first, other))
     sums = {
-        name: sum(layer.get(name, 0.0) for layer in each) for name in PART_NAMES if any(name in layer for layer in each)
+        name: new.get(name, 0.0) - old.get(name, 0.0) for name in PART_NAMES if any(name in layer for layer in each)
     }
     title = "What changed, part by part (up: more alike; down: more distinct)"
     return columns_panel(title, [k + 1.0 for k in range(len(each))], each, sums, sum(sums.values()))
@@ -353,7 +340,8 @@ def _with_answers(page: Page, names: Sequence[str], analyses: Sequence[Analysis]
     drawn = [n for n, a in zip(names, analyses, strict=True) if a.measurement and a.measurement.data.origin == RANDOM]
     if drawn:
         which = "" if len(drawn) == len(names) else f" for {' and '.join(drawn)} only, so that the inputs differ"
-        verdict = f"On random token ids{which}: {verdict[:1].lower()}{verdict[1:]}"
+        is_name = any(verdict.startswith(name) for name in names)
+        verdict = f"On random token ids{which}: {verdict if is_name else verdict[:1].lower() + verdict[1:]}"
     subject = answers[0].subject if len({answer.subject for answer in answers}) == 1 else ""
     return replace(page, verdict=verdict, summary=summary, card=card, subject=subject)
 

@@ -1,5 +1,7 @@
 """The terminal: console, Markdown, progress bars. Rich is imported when it is first used."""
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -82,7 +84,38 @@ def _plain(item: object) -> str:
     return Text.from_markup(item, emoji=False).plain if isinstance(item, str) else str(item)
 
 
-# --- bars on stderr for long work, only where a person watches ---
+# --- long work: bars on stderr where a person watches, elsewhere a line now and then ---
+
+EVERY = 10.0
+"""Seconds between two lines of progress where there is no terminal."""
+LONG = 60.0
+"""Seconds from which on work is long enough to say early how long it will take."""
+FIRST_LOOK = 2.0
+"""Seconds after which the first estimate is made."""
+
+
+class ProgressLines:
+    """What a log gets instead of a bar: an early estimate of long work, and a line every ten seconds."""
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic):
+        self.name, self.clock = name, clock
+        self.began = self.said = clock()
+        self.is_estimated = False
+
+    def __call__(self, done: int, total: int) -> None:
+        now = self.clock()
+        left = (now - self.began) / done * (total - done) if done and total else None
+        is_due = now - self.said >= EVERY
+        if left is not None and not self.is_estimated and now - self.began >= FIRST_LOOK:
+            self.is_estimated = True
+            is_due = is_due or now - self.began + left >= LONG
+        if is_due and done != total:
+            self.said = now
+            self.say(f"{self.name}: {done:,}{f' of {total:,}' if total else ''}", left)
+
+    def say(self, text: str, left: float | None) -> None:
+        rest = "" if left is None else f", about {timedelta(seconds=round(left))} left"
+        print(f"{text}{rest}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -93,18 +126,20 @@ def one_bar(label: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def stages() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """One bar per stage on stderr, only where a person watches."""
-    from rich.console import Console
+    """One bar per stage on stderr where a person watches; elsewhere lines."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield ProgressLines
+        return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
     columns: tuple[Any, ...] = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
 
         def stage(name: str) -> Callable[[int, int], None]:
             task = bar.add_task(name, total=None)
@@ -118,15 +153,30 @@ def stages() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
 
 @contextmanager
 def survey_bar() -> Iterator[Callable[["SurveyCounts"], None]]:
-    """A bar on stderr, only where a person watches."""
-    from rich.console import Console
+    """A bar on stderr where a person watches; elsewhere lines."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _survey_lines()
+        return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    console = Console(stderr=True)
     columns = (TextColumn("Models"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda counts: bar.update(task, completed=counts.done, total=counts.models, description=_line(counts))
+
+
+def _survey_lines() -> Callable[["SurveyCounts"], None]:
+    """A line every ten seconds."""
+    said = time.monotonic()
+
+    def tell(counts: "SurveyCounts") -> None:
+        nonlocal said
+        if time.monotonic() - said >= EVERY and counts.done != counts.models:
+            said = time.monotonic()
+            print(f"Models: {counts.done:,} of {counts.models:,}, {_line(counts)}", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def _line(counts: "SurveyCounts") -> str:

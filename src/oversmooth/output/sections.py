@@ -18,8 +18,9 @@ from oversmooth.results import (
     Row,
 )
 from oversmooth.results.answer import Answer
-from oversmooth.results.base import fields_of
+from oversmooth.results.base import apportioned, fields_of
 from oversmooth.results.prediction import Asymptotic
+from oversmooth.results.reading import shown_layers
 from oversmooth.results.wording import findings, read_parts, worth_words
 
 RUNG_WORDS = {
@@ -44,6 +45,8 @@ TURN = ("stack", "layer", "part", "degrees", "smoothing", "shared", "differing",
 """Columns of wide tables that a page shows; `--tables` writes all."""
 ROUNDED = 1e-6
 """Norm weights this close to zero are zero."""
+EXACT = 4
+"""Digits of a mean cosine in tables, where changes add up as well."""
 MOST_ROWS = 600
 """Of a table with a row per head; longer ones are left to `--tables`."""
 
@@ -384,23 +387,28 @@ def cosine_blocks(answers: Sequence[Answer]) -> Iterator[Block]:
             **{n: dict(layer.parts).get(n) for n in names},
         }
         for answer in answers
-        for layer in answer.layers
+        for layer in shown_layers(answer.points, answer.layers, EXACT)
     ]
     yield table_of("changes", "What each part adds in every layer", changes)
     sums = [
         {
             "stack": answer.stack,
             "part": part.part,
-            "change": part.change,
+            "change": change,
             "95% from": part.interval and part.interval[0],
             "to": part.interval and part.interval[1],
         }
         for answer in answers
-        for part in answer.parts
+        for part, change in zip(answer.parts, _sums(answer), strict=True)
     ]
     yield table_of("parts", "What each part adds in all layers together", sums)
     values = [{"stack": a.stack, "input": k, "mean cosine": v} for a in answers for k, v in enumerate(a.values)]
     yield table_of("values", "Mean cosine at the output, input by input", values)
+
+
+def _sums(answer: Answer) -> tuple[float, ...]:
+    total = round(answer.output, EXACT) - round(answer.input, EXACT)
+    return apportioned([part.change for part in answer.parts], total, EXACT)
 
 
 def _place_rows(answer: Answer) -> Iterator[dict[str, object]]:
@@ -410,7 +418,7 @@ def _place_rows(answer: Answer) -> Iterator[dict[str, object]]:
         yield {
             "stack": answer.stack,
             "place": point.label,
-            "mean cosine": point.mean,
+            "mean cosine": round(point.mean, EXACT),
             **spread,
             "pairs above 0.9": point.share_above,
             "untrained copy": point.untrained,

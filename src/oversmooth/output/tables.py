@@ -6,9 +6,10 @@ import io
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -34,10 +35,10 @@ from oversmooth.results import (
     Verification,
 )
 from oversmooth.results.answer import Answer
-from oversmooth.results.base import format_cell, signed
+from oversmooth.results.base import SHOWN_DIGITS, format_cell, signed
 from oversmooth.results.changes import Ablation, EditCurve, Loss, Pruning, TaskLoss
 from oversmooth.results.prediction import Asymptotic, LayerPrediction, Prediction
-from oversmooth.results.reading import BANDS
+from oversmooth.results.reading import BANDS, shown_layers
 from oversmooth.results.wording import (
     ablation_words,
     change_words,
@@ -169,10 +170,10 @@ def curve_table(answer: Answer, title: str = "") -> Table:
     names = ["layer", "mean cosine", "change", *(SHORT_PARTS[part] for part in parts)]
     for name in (*names, *(["untrained"] if has_untrained else [])):
         table.add_column(name, justify="right", no_wrap=True)
-    for point, layer in zip(answer.points, (None, *answer.layers), strict=True):
+    for point, layer in zip(answer.points, (None, *shown_layers(answer.points, answer.layers)), strict=True):
         changes: dict[str, float] = {}
         for part, change in layer.parts if layer else ():
-            changes[part] = changes.get(part, 0.0) + change
+            changes[part] = round(changes.get(part, 0.0) + change, SHOWN_DIGITS)
         cells = [change_words(changes[part]) if part in changes else "" for part in parts]
         fresh = [level(point.untrained) if point.untrained is not None else ""] if has_untrained else []
         table.add_row(
@@ -293,20 +294,56 @@ def _html_table(table: Table) -> str:
     return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
+class Recorder(Console):
+    """Keeps what is printed, for a console that prints it later."""
+
+    def __init__(self, width: int):
+        super().__init__(width=width, file=io.StringIO())
+        self.kept: list[RenderableType] = []
+
+    def print(self, *objects: Any, style: Any = None, soft_wrap: bool | None = None, **_: Any) -> None:
+        for item in objects:
+            if isinstance(item, str):
+                item = Text.from_markup(item, style=style or "", emoji=False)
+                item.no_wrap, item.overflow = (True, "ignore") if soft_wrap else (None, None)
+            self.kept.append(item)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A result as rich prints it, at the width of whatever console that is."""
+
+    result: SavedResult
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        recorder = Recorder(options.max_width)
+        yield from recorder.kept if _show_on(recorder, self.result) else [repr(self.result)]
+
+
 def printed(result: SavedResult, *, as_html: bool = False) -> str:
     """What the terminal shows of a result, as text or for a notebook; its one line where there is no more."""
-    show = next((show for kind, show in SHOWS.items() if isinstance(result, kind)), None)
-    if show is None:
-        return repr(result)
     terminal, buffer = Console(), io.StringIO()
     width = terminal.width if terminal.is_terminal else PRINT_WIDTH
     kind = HtmlConsole if as_html else Console
-    token = _ASKED.set(kind(file=buffer, width=width, highlight=False, color_system=None, force_terminal=False))
+    console = kind(file=buffer, width=width, highlight=False, color_system=None, force_terminal=False)
+    if not as_html:
+        console.print(Shown(result))
+    elif not _show_on(console, result):
+        return html.escape(repr(result))
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+
+def _show_on(console: Console, result: SavedResult) -> bool:
+    """Prints a result there; false where there is nothing but its one line."""
+    show = next((show for kind, show in SHOWS.items() if isinstance(result, kind)), None)
+    if show is None:
+        return False
+    token = _ASKED.set(console)
     try:
         show(result)
     finally:
         _ASKED.reset(token)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+    return True
 
 
 def csv_text(rows: Sequence[Row]) -> str:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from oversmooth.measurement.statistics import direction, interval
+from oversmooth.measurement.statistics import direction
 from oversmooth.prediction.asymptotics import Asymptotics, certificate, channel_eigenvalues
 from oversmooth.prediction.ladder import (
     RUNGS,
@@ -18,6 +18,7 @@ from oversmooth.prediction.ladder import (
 )
 from oversmooth.prediction.operator import AttentionLayer
 from oversmooth.results import Missing
+from oversmooth.results.base import interval
 from oversmooth.results.prediction import (
     Asymptotic,
     HeadPrediction,

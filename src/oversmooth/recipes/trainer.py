@@ -136,19 +136,6 @@ class RecipeSteps:
         loss = self.job.loss(outputs, labels)
         return (loss, {"loss": loss, "logits": outputs}) if return_outputs else loss
 
-    def training_step(self, model: nn.Module, *words: Any, **more: Any) -> Tensor:
-        """Every eigenbasis is evaluated once per optimizer step, however many micro-batches that has."""
-        if self.accelerator.num_processes > 1:  # DDP wants every gradient within its own backward pass
-            return super().training_step(model, *words, **more)
-        if self.step_in_parts is None:
-            self.step_in_parts = accumulate(model)
-            self.step_in_parts.__enter__()
-        loss: Tensor = super().training_step(model, *words, **more)
-        if self.accelerator.sync_gradients:
-            self.step_in_parts.__exit__(None)
-            self.step_in_parts = None
-        return loss
-
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The average in the place of the weights, for an evaluation."""
@@ -179,8 +166,15 @@ class RecipeSteps:
             return [], None
         return super().get_batch_samples(map(without_errors, epoch_iterator), *words, **more)
 
-    def training_step(self, *words: Any, **more: Any) -> Tensor:
-        loss: Tensor = super().training_step(*words, **more)
+    def training_step(self, model: nn.Module, *words: Any, **more: Any) -> Tensor:
+        """Every eigenbasis is evaluated once per optimizer step, however many micro-batches that has."""
+        if self.step_in_parts is None and self.accelerator.num_processes == 1:  # DDP wants gradients within each pass
+            self.step_in_parts = accumulate(model)
+            self.step_in_parts.__enter__()
+        loss: Tensor = super().training_step(model, *words, **more)
+        if self.step_in_parts is not None and self.accelerator.sync_gradients:
+            self.step_in_parts.__exit__(None)
+            self.step_in_parts = None
         self.loss_sum = loss.detach() + self.loss_sum
         return loss
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from oversmooth.results.base import Missing, Row, SavedResult
+from oversmooth.results.base import SHOWN_DIGITS, Interval, Missing, Row, SavedResult
 from oversmooth.results.inspection import Inspection, Verification
 from oversmooth.results.measurement import Measurement
 from oversmooth.results.prediction import Prediction
@@ -108,6 +108,10 @@ class Answer:
     """Effective rank of the centred tokens at input and output, and the largest possible."""
     between: tuple[float, float] | None
     """Mean cosine between different sequences (mean tokens), at input and output; `None` for a single one."""
+    between_interval: tuple[float, float] | None = None
+    """95% interval of the latter over sequences; `None` below four."""
+    between_values: tuple[float, ...] = ()
+    """The same for every sequence with all others."""
     untrained_missing: str = ""
     """Why `untrained` is missing in `points`; empty where it is there."""
     limit: float
@@ -125,6 +129,41 @@ class Answer:
 
 # --- two models ---
 
+SEEN = 0.05
+"""A change counts from here on: fresh weights of several seeds differ by 0.01 to 0.03."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One mean cosine at the output of two models, on the same inputs."""
+
+    before: float
+    after: float
+    interval: Interval | None
+    """95% interval of the difference over inputs in pairs; `None` for fewer than four, or inputs that are not the same."""
+    inputs: int
+
+    @property
+    def change(self) -> float:
+        """As it is shown: the difference of the rounded numbers."""
+        return round(self.after, SHOWN_DIGITS) - round(self.before, SHOWN_DIGITS)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves no doubt about the sign."""
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+
+    @property
+    def seen(self) -> int:
+        """1 for more alike, -1 for more distinct, 0 for about the same."""
+        moved = self.after - self.before
+        return 0 if abs(moved) < SEEN else 1 if moved > 0 else -1
+
+    @property
+    def way(self) -> int:
+        """The same, and 0 where that is not sure."""
+        return self.seen if self.is_clear else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison(SavedResult):
@@ -134,9 +173,15 @@ class Comparison(SavedResult):
     names: tuple[str, str]
     first: Answer
     other: Answer
+    tokens: Difference
+    """Of tokens of one input."""
+    inputs: Difference | None
+    """Of different inputs, where `between` was measured in both."""
     headline: str
-    """What became of tokens of one input, and of different inputs."""
+    """Which model is better at what, where the numbers show it."""
     deck: str
+    """The numbers of the headline."""
+    sure: Told
 
     def rows(self) -> list[Row]:
         """One flat row per depth: the mean cosine in both; none where the models differ in depth."""

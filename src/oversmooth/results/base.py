@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -13,6 +13,8 @@ from oversmooth.errors import BrokenFile, MissingDependency, is_ours, user_code
 
 if TYPE_CHECKING:
     import pandas
+
+    from oversmooth.output.tables import Shown
 
 
 # --- what all results share: provenance, missing values, the JSON round trip and small tables ---
@@ -161,6 +163,11 @@ class SavedResult:
 
         return printed(self)
 
+    def __rich__(self) -> "Shown":
+        from oversmooth.output.tables import Shown
+
+        return Shown(self)
+
     def _repr_html_(self) -> str:
         from oversmooth.output.tables import printed
 
@@ -212,6 +219,22 @@ def _plain(value: Any) -> Any:
     return value
 
 
+# --- what a mean over sequences says: its interval by Student's t ---
+
+CONFIDENCE = 0.95
+Interval = tuple[float, float]
+
+
+def interval(mean: float, standard_error: float | None, sequences: int) -> Interval | None:
+    """`mean ± t standard errors`, which holds the true mean in 95 of 100 cases; `None` for fewer than two sequences."""
+    from scipy.special import stdtrit
+
+    if standard_error is None or sequences < 2:
+        return None
+    half = float(stdtrit(sequences - 1, (1 + CONFIDENCE) / 2)) * standard_error
+    return mean - half, mean + half
+
+
 # --- how numbers are written, in every table, page and sentence ---
 
 NOTHING = 1e-12
@@ -227,7 +250,21 @@ def format_cell(value: object) -> str:
     return "0" if abs(value) < NOTHING else f"{value:.4g}"
 
 
-def signed(value: float, digits: int = 2) -> str:
+SHOWN_DIGITS = 2
+"""Of a mean cosine and its changes in sentences, charts and the terminal."""
+
+
+def apportioned(values: Sequence[float], total: float, digits: int = SHOWN_DIGITS) -> tuple[float, ...]:
+    """The values rounded so that they add up to the rounded total: the largest remainders are rounded up."""
+    unit = 10**digits
+    floors = [math.floor(value * unit + NOTHING) for value in values]
+    by_remainder = sorted(range(len(values)), key=lambda k: floors[k] - values[k] * unit)
+    each, left = divmod(round(round(total, digits) * unit) - sum(floors), max(len(values), 1))
+    ups = set(by_remainder[:left])
+    return tuple((floor + each + (k in ups)) / unit for k, floor in enumerate(floors))
+
+
+def signed(value: float, digits: int = SHOWN_DIGITS) -> str:
     """A change with its sign; without one where it rounds to zero, which has none."""
     text = f"{value:+.{digits}f}"
     return text if float(text) else text[1:]

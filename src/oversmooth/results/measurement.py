@@ -186,6 +186,15 @@ class PairSpread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceSimilarity:
+    """How alike different sequences are at the output of one stack."""
+
+    stack: str
+    values: tuple[float, ...]
+    """The mean cosine of each sequence's mean token with those of all others; their mean is the metric `between`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UntrainedCurve:
     """The mean cosine over depth of the same architecture with fresh weights, on the same inputs."""
 
@@ -268,6 +277,8 @@ class Measurement(SavedResult):
     """Distances between any two depths, where influence or angular distance was asked for."""
     pairs: tuple[PairSpread, ...] = ()
     """How the cosines of all pairs of tokens are spread, where that was asked for."""
+    similarities: tuple[SequenceSimilarity, ...] = ()
+    """How alike different sequences are, where `between` was asked for."""
     untrained: tuple[UntrainedCurve, ...] = ()
     """The same architecture untrained, stack by stack, where that was asked for."""
     untrained_missing: str = ""

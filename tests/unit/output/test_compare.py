@@ -6,7 +6,8 @@ import pytest
 
 import oversmooth as osm
 from oversmooth.output.charts import Fan
-from oversmooth.output.compare_page import _card, _curves, _sure, _where, _who, compare_page, compare_words
+from oversmooth.output.compare_page import _card, _curves, _where, _who, compare_page
+from oversmooth.results.comparing import compare_words, differences, sure_words
 from tests.answers import deep, minilm
 from tests.contract.tiny_models import tiny_model
 
@@ -33,9 +34,12 @@ def sharpened(output=0.10, between=0.64, **more):
         points=(*first.points[:-1], replace(last, mean=output)),
         layers=(*first.layers[:-1], replace(first.layers[-1], change=first.layers[-1].change + moved, parts=attention)),
         parts=tuple(replace(p, change=p.change + moved * (p.part == "attention")) for p in first.parts),
-        values=tuple(value + moved + 0.001 * k for k, value in enumerate(first.values)),
         between=(0.01, between),
-        **more,
+        **{
+            "values": tuple(value + moved + 0.001 * (-1) ** k for k, value in enumerate(first.values)),
+            "between_values": tuple(between + 0.02 * (-1) ** k for k in range(7)),
+            **more,
+        },
     )
 
 
@@ -45,22 +49,56 @@ NAMES = ("MiniLM", "sharp")
 @pytest.mark.parametrize(
     ("output", "between", "said"),
     [
-        (0.10, 0.64, "In sharp tokens end more distinct than in MiniLM, but different inputs look more alike."),
-        (0.10, 0.06, "In sharp tokens end more distinct than in MiniLM, but different inputs stay as they were."),
-        (0.60, 0.30, "In sharp tokens end more alike than in MiniLM, and different inputs look more alike."),
-        (0.34, 0.08, "In sharp tokens end about as alike as in MiniLM, and different inputs stay as they were."),
-        (0.60, -0.10, "In sharp tokens end more alike than in MiniLM, but different inputs are told apart better."),
+        (0.10, 0.64, "sharp keeps tokens more distinct, but MiniLM tells different inputs apart better."),
+        (0.60, 0.64, "MiniLM keeps tokens more distinct and tells different inputs apart better."),
+        (0.10, -0.20, "sharp keeps tokens more distinct and tells different inputs apart better."),
+        (
+            0.10,
+            0.06,
+            "sharp keeps tokens more distinct; in telling different inputs apart there is no difference that seven inputs "
+            "can show.",
+        ),
+        (
+            0.33,
+            0.64,
+            "MiniLM tells different inputs apart better; in how distinct tokens stay there is hardly a difference.",
+        ),
+        (0.32, 0.06, "Hardly a difference between MiniLM and sharp."),
     ],
 )
-def test_both_are_in_one_sentence_joined_by_but_where_they_disagree(output, between, said):
+def test_the_headline_says_which_model_is_better_at_what(output, between, said):
     assert compare_words(NAMES, minilm(), sharpened(output, between)) == said
+
+
+def test_equal_models_show_no_difference_and_how_many_inputs_that_rests_on():
+    same = "No difference between MiniLM and copy that seven inputs can show."
+    assert compare_words(("MiniLM", "copy"), minilm(), minilm()) == same
+
+
+def test_a_difference_that_a_few_inputs_make_is_not_called_one():
+    noisy = sharpened(values=(-0.9, 0.9, -0.8, 0.9, -0.7, 0.3, 0.2), between=0.06)
+    assert compare_words(NAMES, minilm(), noisy).startswith("No difference between MiniLM and sharp that seven inputs")
 
 
 def test_what_was_not_measured_is_not_said_and_few_inputs_are():
     first, other = replace(minilm(), between=None), sharpened()
-    assert compare_words(NAMES, first, other) == "In sharp tokens end more distinct than in MiniLM."
-    few = sharpened(interval=None)
-    assert compare_words(NAMES, minilm(), few).startswith("On these few inputs: in sharp")
+    assert compare_words(NAMES, first, other) == "sharp keeps tokens more distinct."
+    few = [replace(answer, values=answer.values[:2]) for answer in (minilm(), sharpened())]
+    said = (
+        "On these inputs tokens end more distinct in sharp (0.10) than in MiniLM (0.33): two are too few to say which model "
+        "is better."
+    )
+    assert compare_words(NAMES, *few) == said
+    assert "not the same inputs" in compare_words(NAMES, minilm(), few[1])
+
+
+def test_both_differences_have_an_interval():
+    found = sure_words(minilm(), sharpened())
+    assert found.title == "Tokens \N{MINUS SIGN}0.23, 95% interval \N{MINUS SIGN}0.23 to \N{MINUS SIGN}0.23"
+    assert found.text.startswith("Different inputs +0.58, 95% interval +0.5")
+    tokens, inputs = differences(minilm(), sharpened())
+    assert tokens.is_clear
+    assert inputs.interval[0] < 0.58 < inputs.interval[1]
 
 
 def test_where_and_who_name_the_largest_difference_and_its_numbers():
@@ -73,10 +111,9 @@ def test_where_and_who_name_the_largest_difference_and_its_numbers():
 
 
 def test_inputs_are_compared_in_pairs_and_too_few_are_said():
-    found = _sure(minilm(), sharpened())
-    assert found.title.startswith("Tokens: −0.23, 95% interval")
-    assert "a clear difference" in found.text
-    assert _sure(minilm(), replace(sharpened(), values=(0.1,))).title.startswith("Not yet")
+    assert sure_words(minilm(), sharpened()).text.endswith("7 inputs in pairs.")
+    few = [replace(answer, values=answer.values[:2]) for answer in (minilm(), sharpened())]
+    assert sure_words(*few).title == "Not sure: too few inputs to compare in pairs"
 
 
 def test_models_of_other_depth_are_compared_by_relative_depth(analysed):

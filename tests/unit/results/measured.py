@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from oversmooth.measurement.statistics import Running, direction, interval
+from oversmooth.measurement.statistics import Running, direction
 from oversmooth.results import (
     Attribution,
     DataFacts,
@@ -15,10 +15,12 @@ from oversmooth.results import (
     Part,
     PlaceValue,
     Provenance,
+    SequenceSimilarity,
     StreamCheck,
     TextFacts,
     UntrainedCurve,
 )
+from oversmooth.results.base import interval
 
 PROVENANCE = Provenance(
     target="models/a-model",
@@ -113,6 +115,7 @@ def measured(
     share_above: float = 0.0,
     rank: tuple[float, float, float] | None = None,
     between: tuple[float, float] | None = None,
+    between_spread: float = 0.02,
     untrained: Sequence[float] = (),
     partial: str = "",
     is_partial: bool = False,
@@ -163,6 +166,17 @@ def measured(
         attributions=attributions,
         definitions=(("cosine", "mean cosine"),),
         pairs=tuple(pairs),
+        similarities=_similarities(first, between, between_spread),
         untrained=(UntrainedCurve(stack=first.stack, seed=0, levels=tuple(untrained)),) if untrained else (),
         stream=StreamCheck(links=1, sums=1, partial=partial),
     )
+
+
+def _similarities(
+    first: Attribution, between: tuple[float, float] | None, spread: float
+) -> tuple[SequenceSimilarity, ...]:
+    """Every other sequence is that much more alike than the mean, the others that much less."""
+    if between is None:
+        return ()
+    values = tuple(between[1] + spread * (-1) ** k for k in range(first.sequences))
+    return (SequenceSimilarity(stack=first.stack, values=values),)

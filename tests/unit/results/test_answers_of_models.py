@@ -33,14 +33,13 @@ def test_minilm_stays_distinct_and_its_parts_are_not_netted(small_bert):
         "feed-forward": near(-0.14),
         "norm after feed-forward": near(-0.38),
     }
-    assert (
-        answer.who.title == "Attention and its norm draw tokens together; the norm after feed-forward pushes them apart"
-    )
-    assert answer.where.text == "Layer 0 +0.07, layers 1 to 5 +0.18: +0.25 in all."
+    assert answer.who.title == "Attention and its norm raise the mean cosine; the norm after feed-forward lowers it"
+    assert answer.where.title == "The rise comes from all six layers; layer 0 most, +0.07 of +0.26"
+    assert answer.where.text == "Layer 0 +0.07, layers 1 to 5 +0.19: +0.26 in all."
     assert answer.sure.title == "0.33, 95% interval 0.29 to 0.37"
     assert answer.between == (near(0.455), near(0.06))
     assert "look alike" not in answer.deck
-    assert answer.now.command == "oversmooth gate --max-cosine 0.45"
+    assert answer.now.command == "oversmooth gate all-MiniLM-L6-v2 --max-cosine 0.45"
     assert answer.limit == 0.45
 
 
@@ -74,7 +73,7 @@ def test_two_texts_are_too_few_to_judge_minilm():
     assert answer.interval is None
     assert answer.headline == "In these two texts tokens stay distinct: too few to judge this model."
     assert len(answer.values) == 2
-    assert answer.now.command.startswith("oversmooth report --data texts.txt --max-samples")
+    assert answer.now.command.startswith("oversmooth report all-MiniLM-L6-v2 --data texts.txt --max-samples")
 
 
 def test_albert_runs_its_one_layer_twelve_times_and_each_pass_counts():
@@ -82,7 +81,7 @@ def test_albert_runs_its_one_layer_twelve_times_and_each_pass_counts():
     assert [layer.label for layer in answer.layers] == [str(number) for number in range(12)]
     assert (answer.input, answer.output) == (near(0.15), near(0.24))
     assert answer.headline == "Tokens stay distinct: this model does not oversmooth."
-    assert answer.where.title == "Over all twelve layers"
+    assert answer.where.title == "The rise comes from all twelve layers together; layer 0 most, +0.06 of +0.09"
 
 
 def test_dinov2_on_four_images_is_not_judged_and_its_last_layer_is_named():

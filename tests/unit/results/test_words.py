@@ -1,14 +1,17 @@
 """What the terminal, print and a notebook show: the same numbers and sentences, whole at 80 columns."""
 
 import dataclasses
+import io
 
 import pytest
 import torch
+from rich.console import Console
 
 import oversmooth as osm
 from oversmooth.errors import OtherModel
 from oversmooth.output.tables import ANSWER_LINES, answer_lines, show_ablation, show_measurement
 from oversmooth.results.changes import Ablation, Loss, Removal
+from oversmooth.results.reading import shown_layers
 from oversmooth.results.wording import ablation_words, change_words, dominating_words, findings, headline, level
 from tests.contract.tiny_models import tiny_model
 from tests.unit.results.measured import PROVENANCE, attribution, facts, measured
@@ -20,6 +23,13 @@ def vision():
     model, inputs = tiny_model("vit")
     images = torch.rand(4, *inputs["pixel_values"].shape[1:], generator=torch.Generator().manual_seed(0))
     return osm.measure(model, [{"pixel_values": images}], null=True, pairs=True)
+
+
+@pytest.fixture(scope="module")
+def analysed():
+    model, inputs = tiny_model("vit")
+    images = torch.rand(4, *inputs["pixel_values"].shape[1:], generator=torch.Generator().manual_seed(0))
+    return osm.analyze(model, [{"pixel_values": images}])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -47,13 +57,27 @@ def test_measure_prints_a_row_per_layer_and_the_answer_last(vision, capsys):
     show_measurement(vision)
     printed = capsys.readouterr().out
     answer = vision.answer
-    for point, layer in zip(answer.points[1:], answer.layers, strict=True):
+    for point, layer in zip(answer.points[1:], shown_layers(answer.points, answer.layers), strict=True):
         row = next(line for line in printed.splitlines() if line.strip().startswith(point.label))
         assert row.split()[-4 if point.label != "final norm" else -3 :]
         assert level(point.mean) in row
         assert change_words(layer.change) in row
         assert level(point.untrained) in row
     assert printed.rstrip().endswith(answer.now.command)
+
+
+@pytest.mark.parametrize("kind", ["inspection", "measurement", "prediction", "analysis"])
+def test_all_four_results_are_printed_by_rich_as_by_print_and_have_a_chart_and_a_table(analysed, kind):
+    pytest.importorskip("pandas")
+    result = analysed if kind == "analysis" else getattr(analysed, kind)
+    console = Console(file=io.StringIO(), width=80, highlight=False, color_system=None)
+    console.print(result)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines == str(result).splitlines()
+    assert max(map(len, lines)) <= 80 or kind == "inspection"
+    assert result.plot().svg().startswith("<svg")
+    assert len(result.to_pandas()) == len(result.rows()) > 0
+    assert "<table" in result._repr_html_()
 
 
 def test_print_and_notebook_show_the_same_as_the_terminal(vision):
@@ -185,11 +209,11 @@ def test_an_edit_that_sharpens_tokens_and_makes_texts_alike_is_told_with_both():
     after = measured(attribution([0.07, 0.09, 0.10]), between=(0.46, 0.64))
     found = osm.compare(before, after)
     assert found.headline == (
-        "In a-model (2) tokens end more distinct than in a-model (1), but different inputs look more alike."
+        "a-model (2) keeps tokens more distinct, but a-model (1) tells different inputs apart better."
     )
     for piece in (
         "0.33 in a-model (1), 0.10 in a-model (2)",
-        "Between different inputs: 0.06 in a-model (1), 0.64 in a-model (2).",
+        "Between different inputs (their mean tokens): 0.06 in a-model (1), 0.64 in a-model (2).",
     ):
         assert piece in found.deck
     assert [round(row["difference"], 2) for row in found.rows()] == [0.0, -0.11, -0.23]
@@ -199,7 +223,7 @@ def test_an_edit_that_sharpens_tokens_and_makes_texts_alike_is_told_with_both():
 
 def test_models_that_end_alike_are_not_called_smoother_because_they_start_elsewhere():
     found = osm.compare(measured(attribution([0.1, 0.2, 0.33])), measured(attribution([0.3, 0.31, 0.34])))
-    assert found.headline == "In a-model (2) tokens end about as alike as in a-model (1)."
+    assert found.headline == "Hardly a difference between a-model (1) and a-model (2)."
 
 
 def test_results_on_other_inputs_are_not_compared():
