@@ -35,10 +35,10 @@ from oversmooth.environment.versions import cure_torchvision_on_import
 
 if TYPE_CHECKING:
     from oversmooth.analysis import analyze, compare
-    from oversmooth.control.accumulate import accumulate
     from oversmooth.control.apply import apply, unapply
     from oversmooth.control.constrain import bake, constrain, sharpen, smooth
     from oversmooth.control.edit import edit
+    from oversmooth.control.eigenbasis import accumulate
     from oversmooth.errors import OversmoothError
     from oversmooth.handle import open
     from oversmooth.measurement.gate import gate
@@ -140,7 +140,7 @@ _HOMES = {
     "survey": "oversmooth.surveys.survey",
     "verify": "oversmooth.models.verify",
     **dict.fromkeys(("apply", "unapply"), "oversmooth.control.apply"),
-    "accumulate": "oversmooth.control.accumulate",
+    "accumulate": "oversmooth.control.eigenbasis",
     **dict.fromkeys(("bake", "constrain", "sharpen", "smooth"), "oversmooth.control.constrain"),
     **dict.fromkeys(
         (

@@ -27,8 +27,7 @@ from oversmooth.control.parametrizations import SIGNED_NORMS, flipped_norm
 from oversmooth.control.projection import EigenvalueForm, kept_weights, with_constant_kept
 from oversmooth.control.readback import ChangedStore, original_changed, require_read_back
 from oversmooth.control.selection import Chosen, Layers, choose, require_matrices, require_plain
-from oversmooth.environment.files import folder_whole, require_free
-from oversmooth.environment.markdown import plain_text
+from oversmooth.environment.files import folder_whole, plain_text, require_free
 from oversmooth.environment.versions import versions
 from oversmooth.errors import (
     BadValue,

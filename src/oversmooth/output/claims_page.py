@@ -6,7 +6,7 @@ from dataclasses import replace
 from oversmooth.claims.claim import Claim, ClaimResult
 from oversmooth.claims.context import Row
 from oversmooth.claims.reproduce import Findings
-from oversmooth.environment.markdown import line_text, table_text
+from oversmooth.environment.files import line_text, table_text
 from oversmooth.output.blocks import Block, Items, Page, PageSection, Words, table_of
 from oversmooth.output.charts import EffectChart, EffectRow, extent, numbers
 from oversmooth.output.render import render

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from oversmooth.environment.markdown import line_text, table_text
+from oversmooth.environment.files import line_text, table_text
 
 if TYPE_CHECKING:  # importing every result takes as long as the help
     from oversmooth.results import Provenance

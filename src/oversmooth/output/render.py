@@ -17,8 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from oversmooth.environment.files import write_whole
-from oversmooth.environment.markdown import code_text, line_text, plain_text, table_text
+from oversmooth.environment.files import code_text, line_text, plain_text, table_text, write_whole
 from oversmooth.errors import BadValue, MissingDependency, OversmoothError
 from oversmooth.output.blocks import FOOTER, Block, Card, Figure, Items, Page, Pair, Table, Words
 from oversmooth.output.card import told_of

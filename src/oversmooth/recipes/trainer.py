@@ -11,7 +11,7 @@ with such an example becomes `{FAILED: error}`, and the training process raises 
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from oversmooth.control.accumulate import accumulate
+from oversmooth.control.eigenbasis import accumulate
 from oversmooth.errors import OversmoothError, TrainingStopped
 from oversmooth.recipes.recipe import EpochSampler, Job
 from oversmooth.recipes.run_folder import (
@@ -114,7 +114,7 @@ class RecipeSteps:
     """Of the steps since the last line that held a loss; a resumed run continues it, which the Trainer's own cannot."""
     logged_at = 0
     """The step of that line."""
-    step_in_parts: accumulate | None = None
+    step_in_parts: ExitStack | None = None
     """Open between the first and the last micro-batch of an optimizer step."""
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
@@ -169,11 +169,11 @@ class RecipeSteps:
     def training_step(self, model: nn.Module, *words: Any, **more: Any) -> Tensor:
         """Every eigenbasis is evaluated once per optimizer step, however many micro-batches that has."""
         if self.step_in_parts is None and self.accelerator.num_processes == 1:  # DDP wants gradients within each pass
-            self.step_in_parts = accumulate(model)
-            self.step_in_parts.__enter__()
+            self.step_in_parts = ExitStack()
+            self.step_in_parts.enter_context(accumulate(model))
         loss: Tensor = super().training_step(model, *words, **more)
         if self.step_in_parts is not None and self.accelerator.sync_gradients:
-            self.step_in_parts.__exit__(None)
+            self.step_in_parts.close()
             self.step_in_parts = None
         self.loss_sum = loss.detach() + self.loss_sum
         return loss
