@@ -1,42 +1,42 @@
-"""The notebook in `examples/` is one that Colab opens, and all of its cells run from top to bottom."""
-
-import json
+"""The notebooks in `examples/`: they run from top to bottom, and what is stored in them is what they print."""
 
 import pytest
 
-from oversmooth.models.example_model import example_model
-from tests.command_line import ROOT, fresh_python
+from tests.command_line import ROOT
+from tests.notebooks import NAMES, executed, has_tag, printed, read
 
-NOTEBOOK = json.loads((ROOT / "examples" / "oversmooth.ipynb").read_text(encoding="utf-8"))
-CODE = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
-
-
-def tagged(tag: str) -> list[dict]:
-    return [cell for cell in CODE if tag in cell["metadata"].get("tags", ())]
+IN_EVERY_RUN = ("vision_transformer",)
+"""Runs in `make test`; the others in `make test-slow`."""
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
-def test_every_cell_runs_and_the_report_is_written(tmp_path):
-    """With the embedded model in place of the one from the hub, and what installs the package left out."""
-    (parameters,) = tagged("parameters")
-    cells = [
-        f"MODEL = {str(example_model())!r}" if cell is parameters else "".join(cell["source"])
-        for cell in CODE
-        if cell not in tagged("install")
-    ]
-    done = fresh_python("\n\n".join(cells), tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "layer 5: measured" in done.stdout
-    assert "depth 6: cosine" in done.stdout
-    assert done.stdout.splitlines()[-1] == "passed"
-    assert "</html>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+def code(name):
+    return [cell for cell in read(name).cells if cell.cell_type == "code"]
 
 
-def test_the_notebook_is_clean_and_says_what_it_needs():
-    assert NOTEBOOK["nbformat"] == 4
-    assert NOTEBOOK["metadata"]["kernelspec"]["name"] == "python3"
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in CODE)
-    assert len({cell["id"] for cell in NOTEBOOK["cells"]}) == len(NOTEBOOK["cells"])
-    (install,) = tagged("install")
-    assert "".join(install["source"]) == '%pip install -q "oversmooth[hf,report]"'
-    assert not any(line.startswith(("%", "!")) for cell in CODE if cell is not install for line in cell["source"])
+@pytest.mark.parametrize(
+    "name", [name if name in IN_EVERY_RUN else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
+def test_a_notebook_runs_and_prints_what_is_stored(name, tmp_path):
+    assert printed(executed(name, tmp_path)) == printed(read(name))
+
+
+def test_there_are_four_and_the_readme_links_to_each():
+    assert set(NAMES) == {"language_model", "pruning", "vision_transformer", "watch_training"}
+    assert all(f"examples/{name}.ipynb" in README for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_was_run_in_order_and_holds_no_path_of_the_machine_that_ran_it(name):
+    counts = [cell.execution_count for cell in code(name) if not has_tag(cell, "install")]
+    assert counts == list(range(1, len(counts) + 1))
+    shown = [str(cell.outputs) for cell in code(name)]
+    assert any(shown)
+    assert not any("/work/" in text or "/home/" in text or "Traceback" in text for text in shown)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_install_cell_needs_a_notebook(name):
+    (install,) = [cell for cell in code(name) if has_tag(cell, "install")]
+    assert install.source.startswith('%pip install -q "oversmooth[')
+    assert not any(line.startswith(("%", "!")) for cell in code(name) if cell is not install for line in cell.source.splitlines())

@@ -41,6 +41,7 @@ from oversmooth.errors import (
 )
 from oversmooth.models.canonical import AttentionWeights
 from oversmooth.models.declaration import norm_offset
+from oversmooth.models.example_model import example_named
 from oversmooth.models.open import ADAPTER_CONFIG, EIGENBASIS, HUB_ID, OpenedModel, local_path, open_source
 from oversmooth.models.source import Source, provenance_of
 from oversmooth.models.stores.gguf import GGUFStore
@@ -120,6 +121,8 @@ def local_checkpoint(given: str | Path | nn.Module | OpenedModel, verb: str = "e
         advice = "Save it first and point at the folder, or change it in place: osm.constrain(model)."
         raise CannotControl(verb, f"a live {type(given).__name__}", "it copies files of a checkpoint", advice)
     target, path = str(given), local_path(str(given))
+    if (path is None or not path.exists()) and (example := example_named(target)) is not None:
+        target, path = example, local_path(example)
     if path is not None and (path.is_dir() or path.is_file()):
         if (path / ADAPTER_CONFIG).is_file():
             advice = "Merge it into its base model with peft (merge_and_unload), save that, and point at the result."
