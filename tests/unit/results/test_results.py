@@ -255,6 +255,14 @@ def test_a_damaged_field_is_refused_by_its_place():
         Inspection.from_dict(data)
 
 
+@pytest.mark.parametrize("number", [1e308, -1e200, 10**400])
+def test_a_number_that_no_axis_holds_is_refused(number):
+    data = EXAMPLES["inspection"].to_dict()
+    data["layers"][0]["plain"]["rho_dc"] = number
+    with pytest.raises(BrokenFile, match=r"expected numbers up to 1e\+150, found a larger one"):
+        Inspection.from_dict(data)
+
+
 def test_a_missing_field_is_refused_by_its_place():
     data = EXAMPLES["inspection"].to_dict()
     del data["provenance"]["target"]
