@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,8 +34,9 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 MARK = "OVERSMOOTH_KILLED_CASE"
 """A variable of the environment, by which processes that outlive a case are found."""
 TOUCHES = ("os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.truncate", "os.chmod")
-PATIENCE = 15.0
-"""Seconds that worker processes have to notice that their survey is gone."""
+PATIENCE, PROCESSOR_PATIENCE, WALL_PATIENCE = 15.0, 15.0, 120.0
+"""Seconds that processes have to notice that the one they work for is gone: by the clock, and on a busy machine until they
+have had so many of a processor, or so many more have passed by the clock."""
 TRAINING = (
     *("model.depth=2", "model.width=16", "model.heads=2", "training.epochs=1.5", "training.batch=96"),
     *("training.warmup_epochs=0.5", "watch.log_every=0.07", "watch.save_every=0.36", "watch.evaluate_every=0.71"),
@@ -301,10 +302,24 @@ def processes_of(out: Path) -> list[int]:
     return found
 
 
+def processor_seconds(pid: int) -> float:
+    """What a process has computed so far; zero where it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def outlive(out: Path) -> list[int]:
     """Those that are still there after a while; they are ended, because the next case wants the cores."""
-    until = time.monotonic() + PATIENCE
-    while (found := processes_of(out)) and time.monotonic() < until:
+    began, first = time.monotonic(), dict[int, float]()
+    while found := processes_of(out):
+        passed, used = time.monotonic() - began, {pid: processor_seconds(pid) for pid in found}
+        first |= {pid: seconds for pid, seconds in used.items() if pid not in first}
+        is_slow = all(seconds - first[pid] < PROCESSOR_PATIENCE for pid, seconds in used.items())
+        if passed > (WALL_PATIENCE if is_slow else PATIENCE):
+            break
         time.sleep(0.1)
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
@@ -403,21 +418,23 @@ def _import_all() -> None:
     torch.set_num_threads(1)
 
 
-def cases(count: int, seed: int, folder: Path, names: tuple[str, ...] = tuple(VERBS)) -> Iterator[Case]:
-    """So many kills, one behind the other."""
+def cases(numbers: Iterable[int], seed: int, folder: Path, names: tuple[str, ...] = tuple(VERBS)) -> Iterator[Case]:
+    """Kills, one behind the other."""
     harness = Harness(folder)
-    return (harness.case(number, seed, names) for number in range(count))
+    return (harness.case(number, seed, names) for number in numbers)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="only the case of this number")
     parser.add_argument("--verbs", default=",".join(VERBS), help="only these, with commas between them")
     asked = parser.parse_args()
     began, done = time.monotonic(), list[Case]()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
-        for case in cases(asked.count, asked.seed, Path(folder), tuple(asked.verbs.split(","))):
+        chosen = range(asked.count) if asked.only is None else (asked.only,)
+        for case in cases(chosen, asked.seed, Path(folder), tuple(asked.verbs.split(","))):
             done.append(case)
             if case.failures:
                 print(

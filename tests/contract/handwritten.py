@@ -510,6 +510,13 @@ class OfMasks(Model):
         return block(mask=torch.randn_like(x), state=x)
 
 
+class OfNumbers(Model):
+    """Blocks are also given one number for each sequence, such as a time."""
+
+    def step(self, block: nn.Module, x: Tensor) -> Tensor:
+        return block(torch.rand(len(x)), x)
+
+
 class OfMasksOfAnotherWidth(Model):
     def step(self, block: nn.Module, x: Tensor) -> Tensor:
         return block(torch.randn(*x.shape[:2], WIDTH + 8), x)
@@ -1056,6 +1063,9 @@ CASES: dict[str, Callable[[], Handwritten]] = {
     "a mask before the stream": partial(_of_blocks, MaskFirst, OfMasks, received=lambda args, kwargs: kwargs["state"]),
     "wider features before the stream": partial(
         _of_blocks, MaskFirst, OfMasksOfAnotherWidth, received=lambda args, kwargs: args[-1]
+    ),
+    "one number per sequence before the stream": partial(
+        _of_blocks, MaskFirst, OfNumbers, received=lambda args, kwargs: args[-1]
     ),
     "memory before the stream": partial(_encoder_decoder, MemoryFirst, TOKENS, received=lambda args, kwargs: args[-1]),
     "pre-norm blocks between post-norm blocks": _two_kinds,

@@ -427,7 +427,7 @@ def _place_rows(answer: Answer) -> Iterator[dict[str, object]]:
 
 def _distribution(answer: Answer) -> HeatMap | None:
     """Depth by cosine: how many pairs are where."""
-    points = [point for point in answer.points if point.histogram]
+    points = [point for point in answer.points if any(share > 0 for share in point.histogram)]
     if not points:
         return None
     bins = len(points[0].histogram)

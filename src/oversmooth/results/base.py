@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 2
 """Raised by one whenever a field changes meaning or disappears; readers refuse every other version."""
 
+LARGEST = 1e150
+"""No number of a result is beyond this: its square, and the length of an axis that holds it, would be none."""
+
 Progress = Callable[[int, int], None]
 """Called with (done, in all) while long work goes on; 0 in all where the end is not known."""
 
@@ -135,6 +138,8 @@ class SavedResult:
             is_newer = schema > SCHEMA_VERSION
             age, advice = ("a newer", "Upgrade oversmooth.") if is_newer else ("an older", "Make the result again.")
             raise BrokenFile(where, f"schema {SCHEMA_VERSION}", f"schema {schema}, written by {age} oversmooth", advice)
+        if not _all_below(body, LARGEST):
+            raise BrokenFile(where, f"numbers up to {LARGEST:g}", "a larger one", "Write the file again.")
         try:
             # Strict, because pydantic would otherwise take the string "NaN" for a number.
             return TypeAdapter(cls).validate_json(json.dumps(body, allow_nan=False), strict=True)
@@ -206,6 +211,14 @@ def load(path: str | Path) -> SavedResult:
 
 def fields_of(record: object) -> Row:
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+
+
+def _all_below(value: Any, limit: float) -> bool:
+    if isinstance(value, dict | list | tuple):
+        return all(_all_below(item, limit) for item in (value.values() if isinstance(value, dict) else value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return True  # refused by its own words
+    return not isinstance(value, int | float) or abs(value) <= limit
 
 
 def _plain(value: Any) -> Any:

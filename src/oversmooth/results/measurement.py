@@ -286,6 +286,10 @@ class Measurement(SavedResult):
     stream: StreamCheck | None = None
     """The chain identity, checked on the first batch; `None` in results of older versions."""
 
+    def __post_init__(self) -> None:
+        if len({len(spread.histogram) for spread in self.pairs}) > 1:
+            raise ValueError("the histograms of pairs have different numbers of bins")
+
     def rows(self) -> list[Row]:
         """One flat row per place and metric."""
         skip = ("missing",)

@@ -255,6 +255,21 @@ def test_a_damaged_field_is_refused_by_its_place():
         Inspection.from_dict(data)
 
 
+def test_histograms_of_different_numbers_of_bins_are_refused():
+    data = full(Measurement).to_dict()
+    data["pairs"] = [data["pairs"][0], {**data["pairs"][0], "histogram": [0.5, 0.5]}]
+    with pytest.raises(BrokenFile, match="histograms of pairs have different numbers of bins"):
+        Measurement.from_dict(data)
+
+
+@pytest.mark.parametrize("number", [1e308, -1e200, 10**400])
+def test_a_number_that_no_axis_holds_is_refused(number):
+    data = EXAMPLES["inspection"].to_dict()
+    data["layers"][0]["plain"]["rho_dc"] = number
+    with pytest.raises(BrokenFile, match=r"expected numbers up to 1e\+150, found a larger one"):
+        Inspection.from_dict(data)
+
+
 def test_a_missing_field_is_refused_by_its_place():
     data = EXAMPLES["inspection"].to_dict()
     del data["provenance"]["target"]

@@ -75,7 +75,7 @@ class BlockTap:
     # --- what is the same for all blocks ---
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        features = [self.tap.batched(h) for h in all_received(args, kwargs)]
+        features = [self.tap.batched(h) for h in all_received(args, kwargs) if h.ndim > 1]
         candidates = [
             h for h in features if h.shape[-1] == self.tap.d_model
         ] or features  # of streams side by side, one

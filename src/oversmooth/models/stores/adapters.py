@@ -106,7 +106,7 @@ class Adapter:
             bias=bias,
             chosen=_names(config, "target_modules"),
             excluded=_names(config, "exclude_modules"),
-            saved=_listed(config, "modules_to_save"),
+            saved=_saved(config),
             layers=_layers(config),
             lists=_listed(config, "layers_pattern"),
         )
@@ -188,6 +188,14 @@ def _listed(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
     if not isinstance(given, list) or not all(isinstance(name, str) and name for name in given):
         raise BadConfig(key, "a list of names", repr(given)[:100])
     return tuple(given)
+
+
+def _saved(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Modules that were saved as a whole; of a string, peft would take every letter for a name."""
+    given = config.get("modules_to_save")
+    if isinstance(given, str):
+        raise BadConfig("modules_to_save", "a list of names", repr(given)[:100])
+    return _listed(config, "modules_to_save")
 
 
 def _layers(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -340,6 +340,7 @@ UNFIT = {
         "a module that layers_to_transform of its config names",
     ),
     "a module that was saved and is not there": (dict, {"modules_to_save": ["norm"]}, "none for"),
+    "one module that was saved": (dict, {"modules_to_save": "norm"}, "'modules_to_save' of the config must be a list"),
     "a target that is not there": (dict, {"target_modules": ["v_proj", "o_proj", "q_proj"]}, "q_proj.weight"),
     "a bias that was trained": (
         lambda tensors: tensors | {"base_model.model.layers.0.input_layernorm.weight": torch.ones(32)},
