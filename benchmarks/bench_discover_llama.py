@@ -1,4 +1,4 @@
-"""Claim for `oversmooth inspect FOLDER --format json` on a checkpoint of an undeclared family,, geometry of an 8B
+"""Claim for `oversmooth inspect FOLDER --format json` on a checkpoint of an undeclared family at the geometry of an 8B
 model (width 4096, 32 heads, 8 value heads): peak memory under 2.5 GiB, discovery included.
 
 The checkpoint is the one of `bench_inspect_llama.py` under a model type without a declaration (`arcee`, whose attention has
