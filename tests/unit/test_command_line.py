@@ -55,6 +55,10 @@ def test_every_option_says_what_it_is_for_and_what_follows_it_in_a_word(verb):
             assert re.fullmatch(r"(INT|FLOAT|PATH|TEXT|FILE|FOLDER)( FLOAT)?", one.metavar), one.name
 
 
+def test_an_option_that_must_be_given_says_so():
+    assert "new or empty. [required]" in oversmooth("prune", "--help").stdout
+
+
 def test_the_help_of_all_verbs_names_each_once_with_its_sentence():
     lines = oversmooth("--help").stdout.splitlines()
     assert len(lines) <= LINES

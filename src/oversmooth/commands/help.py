@@ -153,6 +153,8 @@ def option_name(option: Any) -> str:
 
 def described(parameter: Any) -> str:
     """The sentence, and the default where it says something."""
+    if parameter.required and parameter.param_type_name == "option":
+        return f"{parameter.help} [required]"
     default = parameter.default
     says_nothing = default is None or isinstance(default, bool) or default == () or callable(default)
     if says_nothing or parameter.show_default is False or parameter.param_type_name == "argument":
