@@ -1,5 +1,5 @@
-"""Claim for `oversmooth inspect FOLDER --format json` on a checkpoint of a family that nobody declared, of an 8B geometry
-(width 4096, 32 heads, 8 value heads): peak memory under 2.5 GiB, discovery included.
+"""Claim for `oversmooth inspect FOLDER --format json` on a checkpoint of an undeclared family at the geometry of an 8B
+model (width 4096, 32 heads, 8 value heads): peak memory under 2.5 GiB, discovery included.
 
 The checkpoint is the one of `bench_inspect_llama.py` under a model type without a declaration (`arcee`, whose attention has
 the same names): a skeleton of two blocks with its true widths is built from the config, watched, proved, saved and matched

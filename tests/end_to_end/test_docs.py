@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from oversmooth.claims.reproduce import CLAIMS
-from oversmooth.commands.verbs import app
+from oversmooth.commands.verbs import EXAMPLES, app
 from oversmooth.models.families import ARCHITECTURES, counted
 from tests.command_line import fresh_python, oversmooth
 from tests.real_models import minilm
@@ -108,7 +108,8 @@ def commands(text):
     """The arguments of every command of ours in the lines of a shell block."""
     for line in text.replace("\\\n", " ").splitlines():
         if COMMAND.match(line):
-            yield shlex.split(COMMAND.sub("", line), comments=True)
+            words = shlex.split(COMMAND.sub("", line), comments=True)
+            yield words[: words.index(">")] if ">" in words else words
 
 
 def parsed(arguments):
@@ -118,13 +119,28 @@ def parsed(arguments):
     return command.make_context(name, rest)
 
 
+def make_config(arguments, page):
+    """The file that `--config` names: the page's own TOML, or what a run of that verb stores."""
+    path = Path(arguments[arguments.index("--config") + 1])
+    if path.suffix == ".toml":
+        (block,) = blocks(page, "toml")
+        path.write_text(block.body)
+        return
+    path = path if path.suffix else path / "manifest.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"command": EXAMPLES[arguments[0]][0]}))
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_of_a_page_is_understood_by_the_command_line(page):
+def test_every_command_of_a_page_is_understood_by_the_command_line(page, tmp_path, monkeypatch):
     """In shell blocks, and in the text wherever a command is written with its arguments."""
+    monkeypatch.chdir(tmp_path)
     inline = re.findall(r"`(oversmooth [\w-]+ [^`]+)`", FENCE.sub("", text_of(page)))
     lines = [block.body for block in blocks(page, "bash", "console", "text")] + [" ".join(c.split()) for c in inline]
     for text in lines:
         for arguments in commands(text):
+            if "--config" in arguments:
+                make_config(arguments, page)
             parsed(arguments)
 
 

@@ -37,7 +37,7 @@ ONLY_COMMAND = {
     "name": "the name on a model card",
     "print_declaration": "`discover`",
     "sweep": "`edit_curve`",
-    **dict.fromkeys(("max_cosine", "max_between", "min_effective_rank_share", "rule"), "one entry of `rules`"),
+    **dict.fromkeys(("max_cosine", "rule"), "one entry of `rules`"),
     "details": OUTPUT,
     **dict.fromkeys(("sharpen", "smooth"), "a word for an `interval`"),
     "lengths": "`measure_lengths`, with `predicts` for `predict`",

@@ -55,6 +55,10 @@ def test_every_option_says_what_it_is_for_and_what_follows_it_in_a_word(verb):
             assert re.fullmatch(r"(INT|FLOAT|PATH|TEXT|FILE|FOLDER)( FLOAT)?", one.metavar), one.name
 
 
+def test_an_option_that_must_be_given_says_so():
+    assert "new or empty. [required]" in oversmooth("prune", "--help").stdout
+
+
 def test_the_help_of_all_verbs_names_each_once_with_its_sentence():
     lines = oversmooth("--help").stdout.splitlines()
     assert len(lines) <= LINES
@@ -63,12 +67,19 @@ def test_the_help_of_all_verbs_names_each_once_with_its_sentence():
 
 
 @pytest.mark.parametrize(
-    ("verb", "kind"), [("measure", "metric"), ("measure", "place"), ("predict", "what_if"), ("ablate", "part")]
+    ("verb", "kind"),
+    [
+        *(("measure", "metric"), ("measure", "place"), ("measure", "prefix_tokens"), ("measure", "dtype")),
+        *(("measure", "printed_format"), ("inspect", "spectrum"), ("inspect", "precision"), ("predict", "what_if")),
+        *(("eval", "loss_task"), ("ablate", "part"), ("edit", "basis"), ("prune", "prune_by"), ("survey", "engine")),
+        *(("finetune", "task"), ("finetune", "setting"), ("reproduce", "claim"), ("reproduce", "scale")),
+        *(("list", "kind"), ("gate", "short_format")),
+    ],
 )
 def test_what_a_user_chooses_from_is_listed_where_it_is_chosen(verb, kind):
     from oversmooth.commands.options import VALUES
 
-    words = set(re.split(r"[\s,\[\]]+", oversmooth(verb, "--help").stdout))
+    words = set(re.split(r"[\s,`()\[\]]+", oversmooth(verb, "--help").stdout))
     assert {value for value in VALUES[kind] if not any(word.startswith(value) for word in words)} == set()
 
 

@@ -23,7 +23,7 @@ from oversmooth.commands.options import (
     show,
 )
 from oversmooth.data.options import ReadingOptions
-from oversmooth.errors import BadValue, Conflict, NotSupported
+from oversmooth.errors import BadValue, Conflict, MissingValue, NotSupported
 from oversmooth.output.console import one_bar
 
 if TYPE_CHECKING:
@@ -89,8 +89,10 @@ def edit(
         shown = Showing(showing.format, checked_files(output, WRITTEN))
         _sweep(target, data, strength, change, max_loss_increase, run, shown)
         return
-    if output is None or len(output) != 1:
-        raise BadValue("--output", output, "the one folder to write to (or give --sweep, which writes no checkpoint)")
+    if not output:
+        raise MissingValue("--output FOLDER (or --sweep, which writes no checkpoint)")
+    if len(output) > 1:
+        raise BadValue("--output", ", ".join(map(str, output)), "one folder (or several files, with --sweep)")
     _write(target, output[0], data, strength, change, loss, load, run, showing)
 
 

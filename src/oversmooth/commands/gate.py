@@ -49,14 +49,10 @@ def gate(
     ] = None,
     data: DataOption = None,
     max_cosine: Annotated[float | None, typer.Option(help="Largest mean cosine of tokens, behind every block.")] = None,
-    max_between: Annotated[float | None, typer.Option(help="Largest mean cosine between different sequences.")] = None,
-    min_effective_rank_share: Annotated[
-        float | None, typer.Option(help="Smallest share of the rank that is used.")
-    ] = None,
     max_loss_increase: LossIncrease = None,
     rule: Annotated[
         list[str] | None,
-        typer.Option(help="max_METRIC=NUMBER or min_METRIC=NUMBER of any metric; repeatable."),
+        typer.Option(help="max_METRIC=NUMBER or min_METRIC=NUMBER, such as min_effective_rank_share=0.05; repeatable."),
     ] = None,
     against: Annotated[
         Path | None, typer.Option(help="Saved result of the model before: no layer may be smoother now.")
@@ -77,8 +73,6 @@ def gate(
     asked: dict[str, float] = _given_rules(rule or ())
     options = {
         "max_cosine": max_cosine,
-        "max_between": max_between,
-        "min_effective_rank_share": min_effective_rank_share,
         "max_loss_increase": max_loss_increase,
     }
     asked |= {name: value for name, value in options.items() if value is not None}

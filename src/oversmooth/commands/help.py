@@ -6,7 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -14,6 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from oversmooth.commands.options import declared
 from oversmooth.environment.files import json_object, read_text_file, toml_tables
 from oversmooth.errors import BadValue, BrokenFile, UnknownName
 
@@ -59,7 +60,7 @@ class Verbs(TyperGroup):
         commands: dict[str, Any] = dict(self.commands)
         for name, command in commands.items():
             rows = panels.setdefault(command.rich_help_panel, [])
-            rows += row(name, first_line(command.help), width, left=9)
+            rows += row(name, on_one_line(command.help), width, left=9)
         options: list[Any] = list(self.get_params(ctx))
         panels["Options"] = [line for one in options for line in row(option_name(one), one.help, width)]
         for panel, found in panels.items():
@@ -76,7 +77,7 @@ def width_of(formatter: Any) -> int:
 def help_of(command: Any, ctx: Any, width: int, *, shows_all: bool = False) -> str:
     """Usage, what the verb does, arguments, options by panel, examples."""
     usage = " ".join(["Usage:", ctx.command_path, *(usage_of(one) for one in arguments(command)), "[OPTIONS]"])
-    lines = [*wrapped(usage, width), "", *wrapped(first_line(command.help), width), ""]
+    lines = [*wrapped(usage, width), "", *wrapped(on_one_line(command.help), width), ""]
     for argument in arguments(command):
         lines += row(shown_name(argument), described(argument), width)
     panels: dict[str, list[str]] = {panel: [] for panel in PANELS}
@@ -125,7 +126,7 @@ def row(name: str, sentence: str, width: int, left: int = LEFT) -> list[str]:
     return [f"  {name.ljust(left + GAP)}{lines[0].lstrip()}".rstrip(), *lines[1:]]
 
 
-def first_line(text: str | None) -> str:
+def on_one_line(text: str | None) -> str:
     return " ".join((text or "").split())
 
 
@@ -152,6 +153,8 @@ def option_name(option: Any) -> str:
 
 def described(parameter: Any) -> str:
     """The sentence, and the default where it says something."""
+    if parameter.required and parameter.param_type_name == "option":
+        return f"{parameter.help} [required]"
     default = parameter.default
     says_nothing = default is None or isinstance(default, bool) or default == () or callable(default)
     if says_nothing or parameter.show_default is False or parameter.param_type_name == "argument":
@@ -173,15 +176,12 @@ def as_verb(command: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         command(**{name: value for name, value in given.items() if name not in GENERAL_NAMES})
 
-    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
-    run.__signature__ = Signature(everything)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in everything}
     for parameter in everything:
         kind, info = get_args(parameter.annotation)
         if hasattr(info, "param_decls") and info.metavar is None and (word := type_word(kind)):
             is_argument = type(info).__name__ == "ArgumentInfo"
             info.metavar = parameter.name.upper() if is_argument else word
-    return run
+    return declared(run, command, everything)
 
 
 def type_word(kind: Any) -> str | None:

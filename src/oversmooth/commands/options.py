@@ -4,7 +4,7 @@ A panel is a heading of the help. A hidden option is rare: `--help-all` shows it
 code which needs torch; a test compares each with its table.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -211,10 +211,17 @@ def with_options(
         values = {name: given.pop(name) for name in options}
         command(**given, **{receives: gather(values)})
 
-    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
     everything = sorted([*own, *added], key=lambda parameter: parameter.kind)  # stable: those of a wrapper come last
-    run.__signature__ = Signature(everything)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in everything}
+    return declared(run, command, everything)
+
+
+def declared(
+    run: Callable[..., None], command: Callable[..., None], parameters: Sequence[Parameter]
+) -> Callable[..., None]:
+    """`run` with the name of a command and other parameters, which is where typer looks for options."""
+    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 

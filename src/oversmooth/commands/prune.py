@@ -35,7 +35,7 @@ def prune(
     by: Annotated[
         str,
         typer.Option(
-            help="With --budget, remove blocks of the lowest influence, or of the lowest cost in loss.",
+            help="What --budget ranks blocks by: influence or loss.",
             autocompletion=completion.values("prune_by"),
         ),
     ] = "influence",

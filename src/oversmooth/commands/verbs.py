@@ -51,8 +51,8 @@ EXAMPLES = {
         "oversmooth compare runs/vanilla runs/sharpen runs/smooth",
     ),
     "gate": (
-        "oversmooth gate path/to/model --data texts.txt --max-cosine 0.95 --min-effective-rank-share 0.05",
-        "oversmooth gate path/to/model --config gate.toml --against before.json -o gate.xml",
+        "oversmooth gate path/to/model --max-cosine 0.95 --rule max_between=0.8",
+        "oversmooth gate path/to/model --config gate.toml -o gate.xml",
     ),
     "edit": (
         "oversmooth edit path/to/model --sharpen --layers 3-5 -o sharpened",

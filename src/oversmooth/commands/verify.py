@@ -17,7 +17,7 @@ def verify(
     seed: Seed = 0,
     print_declaration: Annotated[
         bool,
-        typer.Option("--print-declaration", help="Find the value path by running the model; print it as Python."),
+        typer.Option("--print-declaration", help="Find the value path by a run; print it as Python."),
     ] = False,
     *,
     load: dict[str, Any],

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 
 import oversmooth as osm
 from oversmooth.errors import Conflict, IncompleteWeights, NotSupported, UnknownName
@@ -125,12 +126,19 @@ def test_gguf_files_are_not_offloaded(tmp_path):
 # --- spread over devices -------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_accelerate_places_gives_the_same_numbers(tmp_path):
+def test_a_model_that_accelerate_places_gives_the_same_numbers(tmp_path, monkeypatch):
     model, inputs = tiny_model("llama")
     model.save_pretrained(tmp_path)
-    target = open_source(tmp_path, device_map="auto")
-    assert load_model(target, "measure").hf_device_map, "accelerate has placed it"
-    assert_same_numbers(osm.measure(target, [inputs]), osm.measure(tmp_path, [inputs]))
+    expected, asked = osm.measure(tmp_path, [inputs]), []
+    load = transformers.AutoModel.from_pretrained
+
+    def noted(*words, **more):
+        asked.append(more.get("device_map"))
+        return load(*words, **more)
+
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", noted)
+    assert_same_numbers(osm.measure(tmp_path, [inputs], device_map="auto"), expected)
+    assert asked == ["auto"]
 
 
 @pytest.mark.parametrize("other", [{"device": "cpu"}, {"offload": True}])
