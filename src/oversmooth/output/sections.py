@@ -37,7 +37,8 @@ LEAK_WORDS = (
     "heads lets every token write with a gain of its own; it works against smoothing."
 )
 SPECTRUM = (
-    *("stack", "layer", "rho_dc", "min_real", "max_real", "negative_share", "folded_rho_dc", "tendency"),
+    *("stack", "layer", "rho_dc", "min_real", "max_real", "negative_share", "folded_rho_dc", "null_rho_dc"),
+    *("excess", "excess_spread", "positivity", "positivity_spread"),
     *("asymmetry", "bias_norm", "unreadable"),
 )
 LADDER_ROW = ("stack", "layer", "depth", "direction", "regime", "measured", "carries", "explained_from", "leak")
