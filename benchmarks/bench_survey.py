@@ -49,7 +49,7 @@ def measure(listing: Path, out: Path, workers: int) -> None:
 
     osm.survey(listing, out, engine="ray", workers=workers, requests_per_second=None, progress=note)
     rows = osm.read_survey(out, "layer").sort_values(["target", "layer"])
-    print(json.dumps({"memory": memory, "tendencies": rows.tendency.tolist()}))
+    print(json.dumps({"memory": memory, "radii": rows.rho_dc.tolist()}))
 
 
 class TimedHub(Hub):
@@ -83,7 +83,7 @@ def main() -> None:
             for workers in rates:
                 found = run(TimedHub(files, gated=kinds["gated"], latency=LATENCY), place, workers)
                 rates[workers].append(found["per_minute"])
-                tables.append(found["tendencies"])
+                tables.append(found["radii"])
         assert all(table == tables[0] for table in tables), "the tables differ"
         files, kinds = repositories(MANY)
         memory = run(TimedHub(files, gated=kinds["gated"]), place, 2)["memory"]

@@ -2,7 +2,7 @@
 
 import oversmooth as osm
 
-osm.inspect(target)     # weights only: spectra per layer and head, norm signs, tendency
+osm.inspect(target)     # weights only: spectra per layer and head, norm signs, excess over chance
 osm.discover(model)     # the value path of any module, found by running it
 osm.verify(target)      # does the declaration fit this very model?
 osm.measure(target)     # metrics per layer and sub-block on real inputs, and who changes them

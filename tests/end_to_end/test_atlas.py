@@ -30,11 +30,12 @@ def models(count):
         layers = draw.choice((12, 24, 32))
         known = {"target": name, "status": "read" if is_read else "refused", "reason": None if is_read else HOSTILE[0]}
         if not is_read:
-            nothing = ("family", "d_model", "n_layers", "block_parameters", "mean_tendency", "sharpening_share")
-            yield AtlasModel(**known, year=None, norm_negative_share=None, **dict.fromkeys(nothing))
+            nothing = ("family", "d_model", "n_layers", "block_parameters", "mean_excess", "mean_excess_spread")
+            more = ("above_chance_share", "mean_positivity", "norm_negative_share", "year")
+            yield AtlasModel(**known, **dict.fromkeys((*nothing, *more)))
             continue
         family = draw.randrange(len(families))
-        tendency = tuple(0.1 * family - 0.4 + draw.gauss(0, 0.1) for _ in range(GRID))
+        excess = tuple(0.1 * family - 0.4 + draw.gauss(0, 0.1) for _ in range(GRID))
         yield AtlasModel(
             **known,
             family=families[family],
@@ -42,10 +43,12 @@ def models(count):
             d_model=768,
             n_layers=layers,
             block_parameters=12 * layers * draw.choice((256, 768, 4096)) ** 2,
-            mean_tendency=sum(tendency) / GRID,
-            sharpening_share=sum(value < 0 for value in tendency) / GRID,
+            mean_excess=sum(excess) / GRID,
+            mean_excess_spread=0.02,
+            above_chance_share=sum(value > 0.06 for value in excess) / GRID,
+            mean_positivity=draw.gauss(0, 0.1),
             norm_negative_share=draw.choice((0.0, 0.02)),
-            tendency=tendency,
+            excess=excess,
         )
 
 
@@ -107,12 +110,10 @@ def test_a_dot_says_which_model_it_is(five_thousand):
         seen.page.locator("#ranks").focus()
         seen.page.keyboard.press("ArrowRight")
         first = seen.page.locator("#tip").inner_text().splitlines()[0]
-        assert first == seen.page.locator("#models tbody td.name").first.inner_text(), (
-            "both are sorted by mean tendency"
-        )
+        assert first == seen.page.locator("#models tbody td.name").first.inner_text(), "both are sorted by mean excess"
         box = seen.page.locator("#ranks svg").bounding_box()
         seen.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-        assert "mean tendency" in seen.page.locator("#tip").inner_text()
+        assert "mean excess" in seen.page.locator("#tip").inner_text()
 
 
 def test_on_a_phone_nothing_sticks_out(five_thousand):
@@ -125,7 +126,7 @@ def test_on_a_phone_nothing_sticks_out(five_thousand):
 def test_five_thousand_models_are_a_small_file_that_answers_its_title_without_script(five_thousand):
     assert five_thousand.stat().st_size <= 1_500_000
     text = five_thousand.read_text()
-    assert re.search(r"<h1>Under uniform attention the weights of [0-9,]+ of 4,750 models would smooth", text)
+    assert re.search(r"<h1>The weights of [0-9,]+ of 4,750 models strengthen what tokens share more than chance", text)
     assert text.count('<td class="name">') == 100
 
 

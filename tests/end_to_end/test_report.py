@@ -1,5 +1,6 @@
 """The page in a real browser: drawn, quiet, usable, safe."""
 
+import html
 import json
 import re
 from dataclasses import replace
@@ -289,6 +290,16 @@ def _deeper(items, layers):
         same = [item for item in items if not is_norm(item) and item.depth == 1 + (depth - 1) % last]
         found += [replace(item, depth=depth) for item in same]
     return (*found, *(replace(item, depth=layers) for item in items if is_norm(item)))
+
+
+def test_a_model_of_eighty_layers_makes_a_page_of_four_hundred_kilobytes_with_every_chart(analysis, tmp_path):
+    path = tmp_path / "deep.html"
+    page = page_of(deep(analysis, 80, 12))
+    write_page(page, path)
+    assert path.stat().st_size <= MOST_BYTES
+    text = path.read_text()
+    for figure in (page.card.chart, *page.figures):
+        assert f'aria-label="{html.escape(figure.alt, quote=True)}"' in text.split("<script")[0], "there without script"
 
 
 @pytest.mark.slow

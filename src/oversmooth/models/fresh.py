@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from oversmooth.errors import first_line
 from oversmooth.models.live import is_offloaded, silenced
@@ -17,6 +18,10 @@ RESETS = ("reset_parameters", "_reset_parameters")
 """Names under which modules of torch give themselves fresh weights."""
 
 
+CHANGING = ("training", "grad_checkpointing", "fused_attn")
+"""What a program changes in a model that is made, and that no weight depends on."""
+
+
 class NoFreshCopy(Exception):
     """Why there is none, in words."""
 
@@ -24,8 +29,9 @@ class NoFreshCopy(Exception):
 def fresh_copy(module: nn.Module, seed: int) -> nn.Module:
     """A module like this one with weights as they are before training; the random state of the program stays as it was.
 
-    Models of transformers and timm are built from their configs; of other classes, every module that has parameters has
-    to know how to reset them, as those of torch do. Raises `NoFreshCopy`.
+    Models of transformers are built from their configs, those of timm by their names. Models of timm that were made with
+    other arguments, which nothing keeps, draw their weights again as their constructor does; of other classes, every module
+    that has parameters has to know how to reset them, as those of torch do. Raises `NoFreshCopy`.
     """
     _require_usual(module)
     with torch.random.fork_rng(), torch.no_grad():
@@ -44,7 +50,7 @@ def recipe_of(module: nn.Module) -> dict[str, Any] | None:
         return {"class": type(module).__name__, "config": config.to_dict()}
     if (name := _timm_name(module)) is not None:
         shapes = {name: list(shape) for name, shape in _shapes(module).items()}
-        return {"class": type(module).__name__, "timm": name, "shapes": shapes}
+        return {"class": type(module).__name__, "timm": name, "shapes": shapes, "facts": _facts(module)}
     return None
 
 
@@ -68,7 +74,9 @@ def _built(module: nn.Module) -> nn.Module:
         if (name := _timm_name(module)) is not None:
             import timm
 
-            return timm.create_model(name, pretrained=False, num_classes=getattr(module, "num_classes", 0))
+            found = timm.create_model(name, pretrained=False, num_classes=getattr(module, "num_classes", 0))
+            is_same = _shapes(found) == _shapes(module) and _facts(found) == _facts(module)
+            return found if is_same else _drawn_again(copy.deepcopy(module))
         return _reset(copy.deepcopy(module))
     except NoFreshCopy:
         raise
@@ -100,6 +108,38 @@ def _reset(module: nn.Module) -> nn.Module:
         elif any(True for _ in _own_parameters(part)):
             raise NoFreshCopy(f"{type(part).__name__} has parameters of its own and no reset_parameters()")
     return module
+
+
+def _drawn_again(module: nn.Module) -> nn.Module:
+    """A model of timm whose constructor's last steps are taken once more: parts reset themselves, then the model."""
+    if any(is_parametrized(part) for part in module.modules()):
+        raise NoFreshCopy("its weights were given another form")
+    for weight in module.parameters():
+        weight.fill_(torch.nan)
+    for part in reversed(list(module.modules())):
+        if (reset := next((getattr(part, name) for name in RESETS if hasattr(part, name)), None)) is not None:
+            reset()
+    if callable(start := getattr(module, "init_weights", None)):
+        start()
+    elif callable(start := getattr(module, "_init_weights", None)):
+        module.apply(start)
+    left = [name for name, weight in module.named_parameters() if bool(weight.isnan().any())]
+    if left:
+        others = " and others" if len(left) > 1 else ""
+        raise NoFreshCopy(f"it was made with other arguments, and only its constructor draws {left[0]}{others}")
+    return module
+
+
+def _facts(module: nn.Module) -> dict[str, dict[str, Any]]:
+    """Plain numbers and words that the parts of a module keep, such as how many heads they have."""
+    return {
+        name: {
+            key: value
+            for key, value in vars(part).items()
+            if isinstance(value, bool | int | float | str) and key not in CHANGING and not key.startswith("_")
+        }
+        for name, part in module.named_modules()
+    }
 
 
 def _own_parameters(module: nn.Module) -> Iterator[Tensor]:

@@ -33,7 +33,7 @@
     const names = [...counts.keys()].sort((a, b) => byKind[kind](a, b, counts));
     id(kind).append(new Option("all", ""), ...names.map((name) => new Option(`${name} (${counts.get(name)})`, name)));
   }
-  let chosen = all, page = 0, sort = { name: "mean_tendency", down: true };
+  let chosen = all, page = 0, sort = { name: "mean_excess", down: true };
   const choose = () => {
     const wanted = ["family", "size", "year"].filter((kind) => id(kind).value !== "");
     const words = id("search").value.toLowerCase();
@@ -84,7 +84,7 @@
     if (index < 0) return;
     const dot = dots[index], i = dot.i, svg = document.querySelector("#ranks svg"), box = svg.getBoundingClientRect();
     svg.append(shape("circle", { class: "on", cx: dot.x, cy: dot.y, r: 6, fill: "none", stroke: "var(--ink)", "stroke-width": 2 }));
-    tip.textContent = `${data.target[i]}\n${data.family[i] ?? "unknown family"}, ${data.n_layers[i]} layers, mean tendency ${number(data.mean_tendency[i])}\n${percent(data.sharpening_share[i])} of its layers below 0`;
+    tip.textContent = `${data.target[i]}\n${data.family[i] ?? "unknown family"}, ${data.n_layers[i]} layers, mean excess ${number(data.mean_excess[i])}\n${percent(data.above_chance_share[i])} of its layers above chance`;
     const size = tip.getBoundingClientRect(), [x, y] = [left ?? box.left + dot.x, top ?? box.top + dot.y];
     tip.style.left = Math.max(6, Math.min(x + 14, innerWidth - size.width - 6)) + "px";
     tip.style.top = (y + 20 + size.height > innerHeight ? y - size.height - 12 : y + 20) + "px";
@@ -107,16 +107,16 @@
   });
 
   const drawRanks = (read, groups) => {
-    const models = read.filter((i) => data.mean_tendency[i] != null).sort((a, b) => data.mean_tendency[b] - data.mean_tendency[a]);
+    const models = read.filter((i) => data.mean_excess[i] != null).sort((a, b) => data.mean_excess[b] - data.mean_excess[a]);
     dots = [];
     if (!models.length) return nothing(id("ranks"));
     const colour = new Map(groups.flatMap(([, list], g) => list.map((i) => [i, g])));
-    const ends = models.map((i) => data.mean_tendency[i]), far = ends.length > 200;  // a few far ones would press all others together
+    const ends = models.map((i) => data.mean_excess[i]), far = ends.length > 200;  // a few far ones would press all others together
     const [low, high] = far ? [quantile([...ends].reverse(), 0.002), quantile([...ends].reverse(), 0.998)] : [ends.at(-1), ends[0]];
-    const { svg, x, y } = picture(id("ranks"), 320, Math.min(0, low), Math.max(0, high), "mean tendency, log ρ_dc", `${models.length} models, sorted`);
+    const { svg, x, y } = picture(id("ranks"), 320, Math.min(0, low), Math.max(0, high), "mean excess over chance, 0 is chance", `${models.length} models, sorted`);
     const paths = groups.map(() => "");
     models.forEach((i, k) => {
-      const value = Math.max(Math.min(0, low), Math.min(Math.max(0, high), data.mean_tendency[i]));
+      const value = Math.max(Math.min(0, low), Math.min(Math.max(0, high), data.mean_excess[i]));
       const dot = { i, x: x((k + 0.5) / models.length), y: y(value) };
       dots.push(dot);
       paths[colour.get(i)] += `M${dot.x.toFixed(1)} ${dot.y.toFixed(1)}h0`;
@@ -125,12 +125,12 @@
     paths.forEach((d, g) => svg.append(shape("path", { class: "dots", d, stroke: COLOURS[g], "stroke-width": size, "stroke-linecap": "round", fill: "none" })));
   };
   const drawDepth = (read, groups) => {
-    const points = data.tendency.reduce((most, list) => Math.max(most, list.length), 0);
-    const along = (models, q) => Array.from({ length: points }, (_, p) => quantile(sorted(models.map((i) => data.tendency[i][p])), q));
+    const points = data.excess.reduce((most, list) => Math.max(most, list.length), 0);
+    const along = (models, q) => Array.from({ length: points }, (_, p) => quantile(sorted(models.map((i) => data.excess[i][p])), q));
     if (!read.length || !points) return nothing(id("depth"));
     const [low, high] = [along(read, 0.25), along(read, 0.75)], curves = groups.map(([, models]) => along(models, 0.5));
     const values = [0, ...low, ...high, ...curves.flat()].filter((v) => v != null);
-    const { svg, x, y } = picture(id("depth"), 320, Math.min(...values), Math.max(...values), "tendency, log ρ_dc", "relative depth 0 to 1");
+    const { svg, x, y } = picture(id("depth"), 320, Math.min(...values), Math.max(...values), "excess over chance", "relative depth 0 to 1");
     const line = (list) => list.map((v, p) => v == null ? null : `${x(p / (points - 1)).toFixed(1)} ${y(v).toFixed(1)}`).filter(Boolean);
     if (read.length > 1) svg.append(shape("path", { d: `M${[...line(high), ...line(low).reverse()].join("L")}Z`, fill: "var(--fan)", "fill-opacity": 0.3 }));
     curves.forEach((curve, g) => svg.append(shape("path", { class: "median", d: "M" + line(curve).join("L"), stroke: COLOURS[g], "stroke-width": 2.2, fill: "none" })));
@@ -140,20 +140,20 @@
     id("groups").replaceChildren(...groups.map(([text, models], g) => name(g, `${text} (${models.length})`)));
     const table = id("share");
     const head = document.createElement("tr");
-    head.append(...["group", "models", "median tendency", "layers that sharpen", "models with negative norms"].map((text, k) => make("th", text, k ? {} : { className: "t" })));
+    head.append(...["group", "models", "median excess", "layers above chance", "models with negative norms"].map((text, k) => make("th", text, k ? {} : { className: "t" })));
     table.tHead.replaceChildren(head);
     table.tBodies[0].replaceChildren(...groups.map(([text, models], g) => {
       const row = document.createElement("tr"), first = make("td", "", { className: "t" });
       first.append(name(g, text));
       const signs = mean(models.map((i) => data.norm_negative_share[i] == null ? null : Number(data.norm_negative_share[i] >= MANY_SIGNS)));
-      const cells = [models.length, number(quantile(sorted(models.map((i) => data.mean_tendency[i])), 0.5)), percent(mean(models.map((i) => data.sharpening_share[i]))), percent(signs)];
+      const cells = [models.length, number(quantile(sorted(models.map((i) => data.mean_excess[i])), 0.5)), percent(mean(models.map((i) => data.above_chance_share[i]))), percent(signs)];
       row.append(first, ...cells.map((value) => make("td", value)));
       return row;
     }));
   };
 
   // --- the table ---
-  const COLUMNS = [["target", "model"], ["family", "family"], ["year", "year"], ["n_layers", "layers"], ["d_model", "width"], ["mean_tendency", "mean tendency"], ["sharpening_share", "sharpening"], ["norm_negative_share", "negative norms"], ["status", "status"], ["reason", "reason"]];
+  const COLUMNS = [["target", "model"], ["family", "family"], ["year", "year"], ["n_layers", "layers"], ["d_model", "width"], ["mean_excess", "mean excess"], ["above_chance_share", "above chance"], ["mean_positivity", "positivity"], ["norm_negative_share", "negative norms"], ["status", "status"], ["reason", "reason"]];
   const TEXTS = new Set(["model", "family", "status", "reason"]);
   const drawTable = () => {
     const table = id("models"), values = data[sort.name], head = document.createElement("tr");
@@ -171,7 +171,7 @@
       const cell = (text, className = "") => row.append(make("td", text, { className }));
       cell(data.target[i], "name"); cell(data.family[i], "t");
       for (const key of ["year", "n_layers", "d_model"]) cell(data[key][i]);
-      cell(number(data.mean_tendency[i])); cell(percent(data.sharpening_share[i], 1)); cell(percent(data.norm_negative_share[i], 1));
+      cell(number(data.mean_excess[i])); cell(percent(data.above_chance_share[i], 1)); cell(number(data.mean_positivity[i], 2)); cell(percent(data.norm_negative_share[i], 1));
       cell(data.status[i], "t"); cell(data.reason[i], "why");
       return row;
     }));

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from oversmooth.errors import BrokenFile, MissingDependency
@@ -12,6 +13,8 @@ from oversmooth.output.charts import Axis, Chart, Line, Panel, extent, numbers
 from oversmooth.output.render import WIDTHS, drawn_at, own, page_style, script_safe
 from oversmooth.output.run_pages import sparse
 from oversmooth.results import Row
+from oversmooth.results.base import signed
+from oversmooth.results.inspection import CLEARLY
 from oversmooth.surveys.table import ABOUT, SurveyTable
 
 # --- the picture of a survey as one self-contained HTML file: plain lists in, a page with filters out ---
@@ -19,12 +22,12 @@ from oversmooth.surveys.table import ABOUT, SurveyTable
 FIRST = 100
 """Models in the table of a page without script."""
 SUMMARY = (
-    "The tendency of a layer is log max |1 + λ| over the eigenvalues λ of its value map, norms multiplied in: above "
-    "0, attention that looks at all tokens equally would make them more alike; below 0, less. Real attention does "
-    "not look equally: these are facts about weights, not verdicts about models."
+    "The excess of a layer is log(ρ_dc / ρ_dc by chance). ρ_dc = max |1 + λ| over the eigenvalues λ of its value map is how "
+    "much the layer strengthens what all tokens share; chance turns maps of the same singular values at random. ρ_dc alone "
+    "lies above 1 in random layers too. Facts about weights: they predict no features."
 )
 GRID = 11
-"""Points of relative depth at which the tendency of a model is known to the page."""
+"""Points of relative depth at which the excess of a model is known to the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +42,15 @@ class AtlasModel:
     d_model: int | None
     n_layers: int | None
     block_parameters: int | None
-    mean_tendency: float | None
-    sharpening_share: float | None
+    mean_excess: float | None
+    mean_excess_spread: float | None
+    """By chance."""
+    above_chance_share: float | None
+    """Of its layers."""
+    mean_positivity: float | None
     norm_negative_share: float | None
     """Largest share of negative weights in a norm of attention, over its layers."""
-    tendency: tuple[float | None, ...] = ()
+    excess: tuple[float | None, ...] = ()
     """At `GRID` points of relative depth, between layers by interpolation."""
 
 
@@ -54,7 +61,7 @@ def render_atlas(models: Sequence[AtlasModel], *, folder: str, versions: str) ->
         from markupsafe import Markup
     except ImportError as error:
         raise MissingDependency("jinja2", "report", "an atlas") from error
-    ranked = sorted(models, key=lambda model: (model.mean_tendency is None, -(model.mean_tendency or 0.0)))
+    ranked = sorted(models, key=lambda model: (model.mean_excess is None, -(model.mean_excess or 0.0)))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(own("atlas.html.j2")).render(
         folder=folder,
@@ -72,29 +79,32 @@ def render_atlas(models: Sequence[AtlasModel], *, folder: str, versions: str) ->
 
 
 def atlas_words(models: Sequence[AtlasModel]) -> str:
-    """What the weights of all models together say."""
-    known = [model.mean_tendency for model in models if model.mean_tendency is not None]
-    if not known:
+    """What the weights of all models together say, beyond chance."""
+    if not any(model.status == "read" for model in models):
         return f"None of {len(models):,} models could be read."
-    above = sum(value > 0 for value in known)
-    middle = sorted(known)[len(known) // 2]
+    known = [(m.mean_excess, m.mean_excess_spread or 0.0) for m in models if m.mean_excess is not None]
+    if not known:
+        return "What chance gives was worked out for no layer of these models."
+    above, below = (sum(side * excess > CLEARLY * spread for excess, spread in known) for side in (1, -1))
+    middle = signed(median(excess for excess, _ in known)).replace("-", "\N{MINUS SIGN}")
     if len(known) == 1:
-        return (
-            f"Under uniform attention this model's weights would {'smooth' if above else 'not smooth'} ({middle:+.2f})."
-        )
-    return f"Under uniform attention the weights of {above:,} of {len(known):,} models would smooth (median {middle:+.2f})."
+        how = "more than chance would" if above else "less than chance would" if below else "as chance would"
+        return f"This model's weights strengthen what tokens share {how} (excess {middle})."
+    return (
+        f"The weights of {above:,} of {len(known):,} models strengthen what tokens share more than chance would, of "
+        f"{below:,} less (median excess {middle})."
+    )
 
 
 def _ranks(ranked: Sequence[AtlasModel]) -> Chart:
-    """All models from the largest mean tendency to the smallest: what is there before the script draws dots."""
-    known = [(float(k), model.mean_tendency) for k, model in enumerate(ranked) if model.mean_tendency is not None]
+    """All models from the largest mean excess to the smallest: what is there before the script draws dots."""
+    known = [(float(k), model.mean_excess) for k, model in enumerate(ranked) if model.mean_excess is not None]
     shown = sparse(known) or [(0.0, 0.0)]
     x, y = zip(*shown, strict=True)
     axis = Axis(low=0.0, high=max(x[-1], 1.0), ticks=(), title=f"{len(known)} models, sorted")
-    panel = Panel(
-        title="Mean tendency, log ρ_dc", y=numbers(*extent(y, zero=True)), marks=(Line(name="", x=x, y=y),), height=240
-    )
-    return Chart(id="ranks-drawn", alt=f"Mean tendency of {len(known)} models, sorted.", x=axis, panels=(panel,))
+    title = "Mean excess over chance"
+    panel = Panel(title=title, y=numbers(*extent(y, zero=True)), marks=(Line(name="", x=x, y=y),), height=240)
+    return Chart(id="ranks-drawn", alt=f"{title} of {len(known)} models, sorted.", x=axis, panels=(panel,))
 
 
 def _columns(models: Sequence[AtlasModel]) -> dict[str, Any]:
@@ -113,10 +123,10 @@ def _short(value: Any) -> Any:
 # --- `atlas`: the table of a survey as the few numbers per model that its page needs ---
 
 MODEL = (
-    *("target", "status", "reason", "family", "year", "d_model", "n_layers", "block_parameters", "mean_tendency"),
-    *("sharpening_share", "oversmooth"),
+    *("target", "status", "reason", "family", "year", "d_model", "n_layers", "block_parameters", "mean_excess"),
+    *("mean_excess_spread", "above_chance_share", "mean_positivity", "oversmooth"),
 )
-LAYER = (*("target", "stack", "relative_depth", "tendency", "norm_negative_share"),)
+LAYER = ("target", "stack", "relative_depth", "excess", "norm_negative_share")
 
 
 def atlas_html(folder: str | Path) -> str:
@@ -151,18 +161,18 @@ def _of_layers(layers: Sequence[Row]) -> dict[str, Any]:
     signs = [row["norm_negative_share"] for row in layers if row["norm_negative_share"] is not None]
     return {
         "norm_negative_share": max(signs, default=None),
-        "tendency": _over_depth(layers),
+        "excess": _over_depth(layers),
     }
 
 
 def _over_depth(layers: Sequence[Row]) -> tuple[float | None, ...]:
-    """Tendency at points of relative depth, of every stack by interpolation between its layers, then their mean."""
+    """Excess at points of relative depth, of every stack by interpolation between its layers, then their mean."""
     import numpy as np
 
     stacks: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in layers:
-        if row["tendency"] is not None:
-            stacks[row["stack"]].append((row["relative_depth"], row["tendency"]))
+        if row["excess"] is not None:
+            stacks[row["stack"]].append((row["relative_depth"], row["excess"]))
     if not stacks:
         return ()
     grid = np.linspace(0, 1, GRID)

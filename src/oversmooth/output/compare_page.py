@@ -415,7 +415,10 @@ def _weights(names: Sequence[str], analyses: Sequence[Analysis]) -> PageSection:
         caption="From weights alone. Below 1 what all tokens share shrinks.",
     )
     rows = [
-        {"model": name, **{key: row[key] for key in ("stack", "layer", "rho_dc", "min_real", "max_real", "tendency")}}
+        {
+            "model": name,
+            **{key: row[key] for key in ("stack", "layer", "rho_dc", "min_real", "max_real", "excess", "positivity")},
+        }
         for name, analysis in zip(names, analyses, strict=True)
         for row in analysis.inspection.rows()
     ]

@@ -21,7 +21,7 @@ from oversmooth.output.sections import (
 )
 from oversmooth.results import Analysis, Provenance
 from oversmooth.results.answer import Answer
-from oversmooth.results.wording import headline, how_made, how_much, short_name
+from oversmooth.results.wording import headline, how_made, how_much, short_name, weights_words
 
 # --- sections of a report that plugins add: a function of the analysis ---
 
@@ -131,13 +131,22 @@ def _notes(analysis: Analysis) -> PageSection:
     if analysis.measurement is None:
         note = analysis.inspection.provenance.note
         blocks += [Words(text=note, kind="note")] if note else []
-        blocks += [table_of("tendencies", "Tendency of each layer's weights", _tendencies(analysis))]
+        blocks += [Words(text=weights_words(analysis.inspection))]
+        blocks += [table_of("weights", "What each layer's weights prefer, beside chance", _weights(analysis))]
     return PageSection(id="top", blocks=blocks)
 
 
-def _tendencies(analysis: Analysis) -> list[dict[str, object]]:
+def _weights(analysis: Analysis) -> list[dict[str, object]]:
     return [
-        {"layer": layer_name(layer), "tendency (log ρ_dc)": layer.tendency, "note": layer.unreadable or ""}
+        {
+            "layer": layer_name(layer),
+            "ρ_dc": layer.plain and layer.plain.rho_dc,
+            "by chance": layer.null and layer.null.rho_dc,
+            "excess": layer.null and layer.null.excess,
+            "± by chance": layer.null and layer.null.excess_spread,
+            "positivity": layer.null and layer.null.positivity,
+            "note": layer.unreadable or "",
+        }
         for layer in analysis.inspection.layers
     ]
 

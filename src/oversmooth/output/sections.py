@@ -37,7 +37,8 @@ LEAK_WORDS = (
     "heads lets every token write with a gain of its own; it works against smoothing."
 )
 SPECTRUM = (
-    *("stack", "layer", "rho_dc", "min_real", "max_real", "negative_share", "folded_rho_dc", "tendency"),
+    *("stack", "layer", "rho_dc", "min_real", "max_real", "negative_share", "folded_rho_dc", "null_rho_dc"),
+    *("excess", "excess_spread", "positivity", "positivity_spread"),
     *("asymmetry", "bias_norm", "unreadable"),
 )
 LADDER_ROW = ("stack", "layer", "depth", "direction", "regime", "measured", "carries", "explained_from", "leak")
@@ -47,8 +48,8 @@ ROUNDED = 1e-6
 """Norm weights this close to zero are zero."""
 EXACT = 4
 """Digits of a mean cosine in tables, where changes add up as well."""
-MOST_ROWS = 600
-"""Of a table with a row per head; longer ones are left to `--tables`."""
+MOST_CELLS = 1500
+"""Of a table with several rows per layer; larger ones are left to `--tables`."""
 
 
 def layer_name(layer: LayerInspection) -> str:
@@ -267,12 +268,9 @@ def heads_section(analysis: Analysis) -> PageSection | None:
     count = sum(len(layer.heads) for layer in layers) or len(measured)
     for stack in dict.fromkeys(head.stack for head in measured):
         blocks.append(_attention_maps(stack, [head for head in measured if head.stack == stack]))
-    if 0 < len(measured) <= MOST_ROWS:
-        blocks.append(
-            table_of("attention-heads", "How every head attends", layered(fields_of(head) for head in measured))
-        )
-    elif measured:
-        blocks.append(Words(text=f"The table of {len(measured)} heads: oversmooth report --tables DIR"))
+    if measured:
+        rows = layered(fields_of(head) for head in measured)
+        blocks.append(_table_unless_large("attention-heads", "How every head attends", rows))
     if analysis.measurement is not None and not measured:
         values = [value for value in analysis.measurement.values if value.place == "attention"]
         reasons = dict.fromkeys(missing.reason for value in values for missing in value.missing[:1])
@@ -281,6 +279,12 @@ def heads_section(analysis: Analysis) -> PageSection | None:
         return None
     said = attention_words(measured) if measured else "what each would do by itself, from its weights"
     return PageSection(id="heads", title="Heads", lead=f"{count} heads. {said}", blocks=blocks, is_closed=True)
+
+
+def _table_unless_large(id: str, label: str, rows: Sequence[Row]) -> Block:
+    if sum(map(len, rows)) <= MOST_CELLS:
+        return table_of(id, label, rows)
+    return Words(text=f"{label}, a table of {len(rows)} rows: oversmooth report --tables DIR")
 
 
 def attention_words(heads: Sequence[HeadAttention]) -> str:
@@ -474,7 +478,7 @@ def log_blocks(measurement: Measurement) -> Iterator[Block]:
         for attribution in measurement.unit_attributions
         for p in attribution.parts
     ]
-    yield table_of("attribution-parts", "Change of log(HFC/LFC) per sub-block", rows)
+    yield _table_unless_large("attribution-parts", "Change of log(HFC/LFC) per sub-block", rows)
 
 
 def _stacks(measurement: Measurement) -> list[str]:
@@ -527,11 +531,8 @@ def turn_blocks(measurement: Measurement) -> Iterator[Block]:
         return
     yield heading("How far each layer turns tokens")
     yield Words(text=f"{worth_words(readings)} {HOW}")
-    yield table_of(
-        "turns",
-        "What every sub-block and block does",
-        columns(layered({**fields_of(r), "degrees": r.angle, "weak because": r.reason} for r in readings), TURN),
-    )
+    rows = layered({**fields_of(r), "degrees": r.angle, "weak because": r.reason} for r in readings)
+    yield _table_unless_large("turns", "What every sub-block and block does", columns(rows, TURN))
 
 
 def theory_blocks(analysis: Analysis) -> Iterator[Block]:
@@ -547,7 +548,7 @@ def theory_blocks(analysis: Analysis) -> Iterator[Block]:
     if any(layer.what_ifs for layer in prediction.layers):
         yield heading("What if?")
         yield Words(text="The same features and attention through a changed layer, without touching the model.")
-        yield table_of("what-if-table", "What-if predictions", layered(prediction.what_if_rows()))
+        yield _table_unless_large("what-if-table", "What-if predictions", layered(prediction.what_if_rows()))
     verdicts = [
         {"layer": place_name(layer), "statement": item.text, "known how": item.basis}
         for layer in prediction.layers

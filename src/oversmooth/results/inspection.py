@@ -70,6 +70,10 @@ class NormFacts:
     largest: float
 
 
+CLEARLY = 3.0
+"""Standard deviations of the null from which on a number of the weights is no chance."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Null:
     """What chance gives: `H = W_V W_O` next to maps of the same singular values and random orientation.
@@ -201,7 +205,6 @@ def _inspection_row(layer: LayerInspection) -> Row:
             f"{name}negative_share": spectrum and spectrum.negative_share,
         }
     return row | {
-        "tendency": layer.tendency,
         "null_rho_dc": layer.null and layer.null.rho_dc,
         "excess": layer.null and layer.null.excess,
         "excess_spread": layer.null and layer.null.excess_spread,

@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 from oversmooth.results.answer import SEEN, Analysis, Answer, PartChange, Told
 from oversmooth.results.base import SHOWN_DIGITS, Provenance, signed
 from oversmooth.results.changes import Ablation, Removal
-from oversmooth.results.inspection import Inspection, StreamCheck
+from oversmooth.results.inspection import CLEARLY, Inspection, StreamCheck
 from oversmooth.results.measurement import Attribution, DataFacts, DominatingToken, Measurement, TextFacts
 from oversmooth.results.reading import (
     BANDS,
@@ -907,8 +907,6 @@ def no_answer_words(measurement: Measurement) -> str:
     return f"No sequence could be measured: {'; '.join(measurement.problems) or 'tokens are zero at some place'}."
 
 
-CLEARLY = 3.0
-"""Standard deviations of the null from which on a positivity is no chance."""
 ONLY = 0.9
 """From this positivity on, a map is said to do one thing only."""
 

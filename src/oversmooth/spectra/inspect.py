@@ -1,4 +1,4 @@
-"""`inspect`: weights only, a few blocks in memory at a time -> spectra, norm signs and the tendency of every layer."""
+"""`inspect`: weights only, a few blocks in memory at a time -> spectra, norm signs and what chance gives, layer by layer."""
 
 import math
 from collections import deque

@@ -21,6 +21,8 @@ STABLE_RANK = 6.0
 ROTATIONS = 4
 SAMPLED_UP_TO = 1024
 """Largest core whose null is sampled: each rotation is one more eigenvalue problem of that size."""
+SAMPLED_WITHOUT_ASKING = 256
+"""The same where only extremes were asked for: up to here all eigenvalues cost no more than these."""
 PROBES = 64
 """Random vectors by which the norm of a wide map is known to about two per cent."""
 POWER_STEPS = 16
@@ -29,7 +31,7 @@ POWER_STEPS = 16
 def null_of(value_map: ValueMap, spectrum: Spectrum, norm: float | None, *, seed: int) -> Null:
     """Excess and positivity of a plain map, each with the spread that chance gives.
 
-    Without `norm(H)` only the extremes of the spectrum are known, and nothing may cost more than they did.
+    Without `norm(H)` only the extremes of the spectrum were asked for, and nothing may cost more than they did.
     """
     assert value_map.extra is None, "asked for a plain map, whose factors are all there is"
     is_rim_only = norm is None
@@ -41,7 +43,7 @@ def null_of(value_map: ValueMap, spectrum: Spectrum, norm: float | None, *, seed
     radius = norm / math.sqrt(value_map.size)
     expected, error, how = math.log1p(radius), radius / (1 + radius) / math.sqrt(value_map.core_size), "closed form"
     if norm**2 < STABLE_RANK * _largest_singular_value(value_map) ** 2:
-        if is_rim_only or value_map.core_size > SAMPLED_UP_TO:
+        if value_map.core_size > (SAMPLED_WITHOUT_ASKING if is_rim_only else SAMPLED_UP_TO):
             reason = f"H has a stable rank below {STABLE_RANK:g}, and drawing rotations costs more than the spectrum"
             return Null(why_no_excess=reason, positivity=positivity, positivity_spread=spread, why_no_positivity=why)
         expected, error = _sampled(value_map, seed)

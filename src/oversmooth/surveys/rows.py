@@ -4,13 +4,16 @@ A survey is one table with a row per model, per layer and per head, in files by 
 `level=head/`). A column that does not apply at a level is empty there.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 from oversmooth.results import HeadSpectrum, Inspection, LayerInspection, Row, Spectrum, StackFacts
+from oversmooth.results.inspection import CLEARLY
 
-VERSION = 1
+VERSION = 2
 """Raised by one whenever a column changes meaning or disappears."""
 LEVELS = ("model", "layer", "head")
 Kind = Literal["text", "whole", "number", "yes or no"]
@@ -42,9 +45,18 @@ MODEL = (
     Column("norm", "text", "layer or rms"),
     Column("n_layers", "whole", "layers with softmax attention; of all stacks, at level model"),
     Column("block_parameters", "whole", "12 * layers * d_model^2 over all blocks: a size class, not a count"),
-    Column("mean_tendency", "number", "mean of `tendency` over the layers of a model"),
-    Column("sharpening_share", "number", "share of the layers of a model with a tendency below 0"),
-    Column("smoothing_share", "number", "share with a tendency above 0; the rest tends to neither"),
+    Column("mean_excess", "number", "mean of `excess` over the layers of a model that have one"),
+    Column("mean_excess_spread", "number", "its standard deviation by chance"),
+    Column("above_chance_share", "number", "share of these layers whose excess is clearly above chance, by 3 spreads"),
+    Column("below_chance_share", "number", "share of them whose excess is clearly below it"),
+    Column("mean_positivity", "number", "mean of `positivity` over the layers of a model that have one"),
+    Column(
+        "mean_tendency",
+        "number",
+        "mean of log folded_rho_dc, or of log rho_dc without norms: what claims are judged by",
+    ),
+    Column("sharpening_share", "number", "share of the layers of a model where that logarithm is below 0, likewise"),
+    Column("smoothing_share", "number", "share where it is above 0, likewise"),
 )
 LAYER = (
     Column("stack", "text", "which stack of a model with several; empty otherwise"),
@@ -70,7 +82,13 @@ LAYER = (
     Column("folded_route", "text", "likewise"),
     Column("folded_residual", "number", "likewise"),
     Column("folding", "text", "what was multiplied in"),
-    Column("tendency", "number", "log of folded_rho_dc, or of rho_dc without norms: above 0 uniform attention smooths"),
+    Column("null_rho_dc", "number", "rho_dc of maps of the same singular values in random directions"),
+    Column("excess", "number", "log(rho_dc / null_rho_dc): 0 is chance; empty where chance was not worked out"),
+    Column("excess_spread", "number", "its standard deviation by chance"),
+    Column(
+        "positivity", "number", "sum Re(lambda) / sum |lambda|: +1 only smooths, -1 only sharpens; empty for extremes"
+    ),
+    Column("positivity_spread", "number", "its standard deviation by chance"),
     Column("asymmetry", "number", "norm(H - H^T) / (2 norm(H)); empty where only extremes were asked for"),
     Column("value_norm", "number", "Frobenius norm of H; empty where only extremes were asked for"),
     Column("bias_norm", "number", "length of what the value bias adds to every token"),
@@ -122,6 +140,7 @@ def arrow_schema() -> Any:
 
 # --- an inspection as rows of the table; a model that was not read as one row with the reason ---
 
+BY_CHANCE = ("excess", "excess_spread", "positivity", "positivity_spread")
 SPECTRUM = ("rho_dc", "spectral_radius", "min_real", "max_real", "negative_share", "route", "residual")
 
 
@@ -184,8 +203,25 @@ def _model(inspection: Inspection) -> Row:
         "mean_tendency": sum(tendencies) / len(tendencies) if tendencies else None,
         "sharpening_share": sum(one < 0 for one in tendencies) / len(tendencies) if tendencies else None,
         "smoothing_share": sum(one > 0 for one in tendencies) / len(tendencies) if tendencies else None,
+        **_beyond_chance(inspection),
         "reason": "; ".join(said) or None,
     }
+
+
+def _beyond_chance(inspection: Inspection) -> Row:
+    """Excess and positivity of the layers that have them, together."""
+    nulls = [layer.null for layer in inspection.layers if layer.null is not None]
+    known = [(n.excess, n.excess_spread) for n in nulls if n.excess is not None and n.excess_spread is not None]
+    positivities = [null.positivity for null in nulls if null.positivity is not None]
+    found: Row = {"mean_positivity": fmean(positivities) if positivities else None}
+    if known:
+        found |= {
+            "mean_excess": fmean(excess for excess, _ in known),
+            "mean_excess_spread": math.hypot(*(spread for _, spread in known)) / len(known),
+            "above_chance_share": fmean(excess > CLEARLY * spread for excess, spread in known),
+            "below_chance_share": fmean(excess < -CLEARLY * spread for excess, spread in known),
+        }
+    return found
 
 
 def _sizes(stack: StackFacts) -> Row:
@@ -199,7 +235,9 @@ def _layer(layer: LayerInspection) -> Row:
         "passes": len(layer.passes),
         **_spectrum(layer.plain, ""),
         **_spectrum(layer.folded, "folded_"),
-        **{name: getattr(layer, name) for name in ("tendency", "asymmetry", "value_norm", "bias_norm")},
+        **{name: getattr(layer, name) for name in ("asymmetry", "value_norm", "bias_norm")},
+        "null_rho_dc": layer.null and layer.null.rho_dc,
+        **{name: layer.null and getattr(layer.null, name) for name in BY_CHANCE},
         "folding": layer.folding or None,
         "norm_negative_share": max((norm.negative_share for norm in attention), default=None),
         "norm_smallest": min((norm.smallest for norm in attention), default=None),

@@ -48,12 +48,58 @@ def test_a_seed_gives_the_same_weights_again():
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
-def test_a_model_of_timm_is_built_by_its_name_and_one_of_other_sizes_is_left_out():
+def test_a_model_of_timm_is_built_by_its_name():
     timm = pytest.importorskip("timm")
     found = fresh_copy(timm.create_model("test_vit", pretrained=False, num_classes=3), seed=0)
     assert found.num_classes == 3
-    with pytest.raises(NoFreshCopy, match="a new one has other tensors"):
-        fresh_copy(timm.create_model("test_vit", pretrained=False, depth=2), seed=0)
+
+
+OTHERS = [
+    ("test_vit", {"depth": 2}),
+    ("test_vit", {"num_heads": 4}),  # no tensor has another shape, and every attention is another
+    ("test_vit3", {"depth": 2, "img_size": 80}),
+    ("vit_tiny_patch16_224", {"depth": 1, "init_values": 0.1, "weight_init": "jax"}),
+    ("beit_base_patch16_224", {"depth": 1, "embed_dim": 96, "num_heads": 3}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), OTHERS)
+def test_a_model_of_timm_made_with_other_arguments_draws_its_weights_as_a_new_one_does(name, arguments):
+    timm = pytest.importorskip("timm")
+    model, new = (timm.create_model(name, pretrained=False, **arguments) for _ in range(2))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(5)  # it was trained
+    found = fresh_copy(model, seed=0)
+    assert [type(part) for part in found.modules()] == [type(part) for part in model.modules()]
+    assert found.blocks[0].attn.num_heads == model.blocks[0].attn.num_heads
+    for (place, weight), expected in zip(found.named_parameters(), new.parameters(), strict=True):
+        few = 8 * expected.std(correction=0).item() / expected.numel() ** 0.5
+        assert weight.mean().item() == pytest.approx(expected.mean().item(), abs=few + 1e-6), place
+        assert weight.std(correction=0).item() == pytest.approx(expected.std(correction=0).item(), rel=0.5, abs=1e-6), (
+            place
+        )
+
+
+def test_heads_count_for_where_a_curve_is_kept():
+    timm = pytest.importorskip("timm")
+    two, four = (timm.create_model("test_vit", pretrained=False, num_heads=heads) for heads in (2, 4))
+    assert fresh.recipe_of(two) != fresh.recipe_of(four)
+
+
+def test_a_model_of_timm_that_only_its_constructor_can_draw_is_left_out_with_the_parameter():
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("cait_xxs24_224", pretrained=False, depth=1)
+    with pytest.raises(NoFreshCopy, match=r"only its constructor draws \w+"):
+        fresh_copy(model, seed=0)
+
+
+def test_a_sharpened_model_of_timm_has_no_fresh_copy():
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("test_vit", pretrained=False)
+    osm.sharpen(model)
+    with pytest.raises(NoFreshCopy, match="another form"):
+        fresh_copy(model, seed=0)
 
 
 class Positions(nn.Module):

@@ -103,9 +103,12 @@ def test_what_has_no_value_has_a_reason():
     zero = of(ValueMap(left=torch.zeros(8, 4), right=torch.randn(4, 8)))
     assert (zero.excess, zero.positivity) == (None, None)
     assert zero.why_no_excess == zero.why_no_positivity == "H is zero"
-    low_rank = of(drawn(channels=3), is_rim_only=True)
+    wide = drawn(d=300, channels=300)
+    wide.left[:, 0] *= 1000  # one direction outweighs all others
+    low_rank = of(wide, is_rim_only=True)
     assert low_rank.excess is None
     assert "stable rank" in low_rank.why_no_excess
+    assert of(drawn(channels=3), is_rim_only=True).how == "4 rotations"  # a small core costs no more than its extremes
     only_rim = spectrum(drawn(d=400, channels=400), full=False, only_extremes=True)
     assert null_of(drawn(d=400, channels=400), only_rim, None, seed=0).why_no_positivity
 

@@ -58,12 +58,29 @@ def test_every_model_is_a_row_and_what_is_broken_says_why(surveyed):
     assert "cut/config.json" in rows.loc[broken, "reason"]
 
 
+def test_the_row_of_a_model_says_how_far_its_layers_are_from_chance(surveyed, models):
+    rows = osm.read_survey(surveyed[1], "model").set_index("target")
+    row = rows.loc[str(models / "bert")]
+    nulls = [layer.null for layer in osm.inspect(models / "bert", extremes=True).layers]
+    known = [null for null in nulls if null.excess is not None]
+    assert known
+    assert row.mean_excess == pytest.approx(sum(null.excess for null in known) / len(known))
+    spread = sum(null.excess_spread**2 for null in known) ** 0.5 / len(known)
+    assert row.mean_excess_spread == pytest.approx(spread)
+    clear = [null.excess > 3 * null.excess_spread for null in known]
+    assert row.above_chance_share == pytest.approx(sum(clear) / len(known))
+    assert "tendency" not in rows.columns
+
+
 def test_rows_of_layers_and_heads_are_what_inspect_says(surveyed, models):
     found = osm.read_survey(surveyed[1])
     expected = osm.inspect(models / "llama", spectrum="extremes", heads=True)
     mine = found[found.target == str(models / "llama")]
     layers = mine[mine.level == "layer"].sort_values("layer")
-    assert layers.tendency.tolist() == [layer.tendency for layer in expected.layers]
+    nulls = [layer.null for layer in expected.layers]
+    for name in ("excess", "excess_spread", "positivity"):
+        found_here = [None if pandas.isna(value) else value for value in layers[name]]
+        assert found_here == [getattr(null, name) for null in nulls], name
     assert layers.rho_dc.tolist() == [layer.plain.rho_dc for layer in expected.layers]
     assert layers.relative_depth.tolist() == [0.0, 1.0]
     assert set(layers.weights_sha256) == {expected.provenance.weights_sha256}
@@ -82,10 +99,10 @@ def test_the_table_is_one_dataset_for_every_reader_and_tells_its_schema(surveyed
     assert all(column.meaning for column in COLUMNS)
 
 
-def levels_and_tendencies(frame):
-    """Rows of each level, and the tendency of every layer by target."""
+def levels_and_radii(frame):
+    """Rows of each level, and the largest growth of every layer by target."""
     layers = frame[frame.level == "layer"].sort_values(["target", "layer"])
-    return frame.level.value_counts().to_dict(), list(zip(layers.target, layers.layer, layers.tendency, strict=True))
+    return frame.level.value_counts().to_dict(), list(zip(layers.target, layers.layer, layers.rho_dc, strict=True))
 
 
 def test_polars_reads_the_files_as_they_are_with_the_level_as_a_column(surveyed):
@@ -93,7 +110,7 @@ def test_polars_reads_the_files_as_they_are_with_the_level_as_a_column(surveyed)
     out = surveyed[1]
     found = polars.read_parquet(out / "**" / "*.parquet", hive_partitioning=True)
     assert set(found.columns) == {*NAMES, "level"}
-    assert levels_and_tendencies(found.to_pandas()) == levels_and_tendencies(osm.read_survey(out))
+    assert levels_and_radii(found.to_pandas()) == levels_and_radii(osm.read_survey(out))
 
 
 def test_duckdb_reads_the_files_as_they_are_with_the_level_as_a_column(surveyed):
@@ -102,7 +119,7 @@ def test_duckdb_reads_the_files_as_they_are_with_the_level_as_a_column(surveyed)
     with duckdb.connect() as connection:
         found = connection.sql(f"select * from '{out}/*/*.parquet'").df()
     assert set(found.columns) == {*NAMES, "level"}
-    assert levels_and_tendencies(found) == levels_and_tendencies(osm.read_survey(out))
+    assert levels_and_radii(found) == levels_and_radii(osm.read_survey(out))
 
 
 def test_a_second_run_reads_nothing_and_changes_nothing(surveyed, models):
@@ -149,7 +166,7 @@ def test_copies_on_this_machine_are_computed_once_and_have_the_same_rows(copies,
     assert sorted(Path(target).name for target in computed) == ["one", "three"]
     rows = osm.read_survey(tmp_path / "table", "layer").set_index("target")
     one, two = (rows.loc[str(copies / name)] for name in ("one", "two"))
-    assert one.tendency.tolist() == two.tendency.tolist()
+    assert one.rho_dc.tolist() == two.rho_dc.tolist()
     assert two.copied.all()
 
 
