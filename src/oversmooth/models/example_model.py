@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Any
 
 from oversmooth.errors import first_line
-from oversmooth.results.wording import DEFAULT_NAME, DEFAULT_PACKAGE
+from oversmooth.results.base import DEFAULT_NAME, DEFAULT_PACKAGE
 
 HUB_ID = f"sentence-transformers/{DEFAULT_NAME}"
 WEIGHTS = "model.safetensors"

@@ -19,7 +19,6 @@ from oversmooth.results.wording import (
     change_words,
     first_large,
     level,
-    short_name,
     target_word,
 )
 
@@ -292,7 +291,7 @@ def names_of(analyses: Sequence[Analysis]) -> list[str]:
     names = []
     for analysis in analyses:
         answers = answers_of(analysis)
-        names.append(answers[0].model if answers else short_name(analysis.inspection.provenance.target))
+        names.append(answers[0].model if answers else analysis.inspection.provenance.name)
     if len(set(names)) == len(names):
         return names
     return [f"{name} ({index + 1})" for index, name in enumerate(names)]

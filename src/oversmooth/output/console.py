@@ -28,7 +28,7 @@ def new_table() -> Table:
 
 def show_heading(console: Console, provenance: "Provenance") -> None:
     """The target, what has to be known about it, and of hybrids how many blocks have softmax attention."""
-    console.print(escape(provenance.target), style="bold", soft_wrap=True)
+    console.print(escape(provenance.name), style="bold", soft_wrap=True)
     if provenance.note:
         console.print(escape(provenance.note))
     for share in provenance.hybrids:

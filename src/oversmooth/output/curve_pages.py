@@ -21,7 +21,7 @@ from oversmooth.output.charts import (
 from oversmooth.output.run_pages import axis_of
 from oversmooth.output.sections import suffix
 from oversmooth.results import EditCurve, EditPoint, LengthCurves, LengthPrediction
-from oversmooth.results.wording import how_much, short_name
+from oversmooth.results.wording import how_much
 
 # --- A page about length: the same texts, cut to several lengths ---
 
@@ -50,8 +50,8 @@ def lengths_page(result: LengthCurves) -> Page:
     ]
     short = f", {result.left_out} shorter ones left out" if result.left_out else ""
     return Page(
-        title=f"oversmooth over length: {short_name(result.provenance.target)}",
-        eyebrow=short_name(result.provenance.target),
+        title=f"oversmooth over length: {result.provenance.name}",
+        eyebrow=result.provenance.name,
         subject=f"{result.texts} texts of at least {result.lengths[-1]} tokens{short}",
         verdict=result.verdict,
         facts=(("measured on", how_much(result.data)),),
@@ -156,7 +156,7 @@ def edit_curve_page(result: EditCurve) -> Page:
     ]
     return Page(
         title=f"oversmooth: {result.change_words}",
-        eyebrow=short_name(result.provenance.target),
+        eyebrow=result.provenance.name,
         subject=result.change_words,
         verdict=result.verdict,
         facts=(("task", result.task), ("measured on", how_much(result.data))),

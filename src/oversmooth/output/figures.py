@@ -31,6 +31,9 @@ class Drawing:
         content = png(text) if place.suffix.lower() == ".png" else text.encode()
         write_whole(place, partial(_put, content=content))
 
+    def __repr__(self) -> str:
+        return f"<Drawing: {self.figure.alt}>"
+
     def _repr_html_(self) -> str:
         return self.svg()
 
@@ -68,9 +71,9 @@ def curve_drawing(measurement: Measurement, metric: str) -> Drawing:
     labels = ["input", *map(str, range(longest - 1))]
     has_norm = any(measurement.final(metric, stack) for stack in {value.stack for value in measurement.values})
     labels = [*labels[:-1], "norm"] if has_norm and longest > 1 else labels
-    target = measurement.provenance.target
+    name = measurement.provenance.name
     return Drawing(
-        Chart(id=metric, alt=f"{metric} of {target} over depth.", x=places(labels, "layer"), panels=tuple(panels))
+        Chart(id=metric, alt=f"{metric} of {name} over depth.", x=places(labels, "layer"), panels=tuple(panels))
     )
 
 

@@ -21,7 +21,8 @@ from oversmooth.output.sections import (
 )
 from oversmooth.results import Analysis, Provenance
 from oversmooth.results.answer import Answer
-from oversmooth.results.wording import headline, how_made, how_much, short_name, weights_words
+from oversmooth.results.base import short_name
+from oversmooth.results.wording import headline, how_made, how_much, weights_words
 
 # --- sections of a report that plugins add: a function of the analysis ---
 

@@ -11,9 +11,9 @@ from oversmooth.output.blocks import Block, Page, PageSection, Words, paired, ta
 from oversmooth.output.charts import Axis, Chart, Fan, HeatMap, Line, Mark, Panel, extent, numbers
 from oversmooth.output.compare_page import RELATIVE, line_style
 from oversmooth.results import Analysis, Measurement
-from oversmooth.results.base import signed
+from oversmooth.results.base import short_name, signed
 from oversmooth.results.runs import Point, RunGroup, TrainedRun, grouped, run_names
-from oversmooth.results.wording import Highlight, short_name
+from oversmooth.results.wording import Highlight
 
 # --- curves over training, from the JSONL file that the monitor writes ---
 

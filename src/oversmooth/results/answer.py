@@ -230,7 +230,7 @@ class Analysis(SavedResult):
         return self.inspection.rows()
 
     def _title(self) -> str:
-        return f"Analysis of {self.inspection.provenance.target}"
+        return f"Analysis of {self.inspection.provenance.name}"
 
     def save_html(self, path: str | Path) -> None:
         """Writes the report as one self-contained HTML file (needs jinja2)."""
@@ -251,4 +251,4 @@ class Analysis(SavedResult):
 
     def __repr__(self) -> str:
         parts = [name for name in ("measurement", "prediction") if getattr(self, name) is not None]
-        return f"<Analysis of {self.inspection.provenance.target}: inspection{''.join(', ' + part for part in parts)}>"
+        return f"<Analysis of {self.inspection.provenance.name}: inspection{''.join(', ' + part for part in parts)}>"

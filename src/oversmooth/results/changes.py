@@ -41,10 +41,10 @@ class TaskLoss(SavedResult):
         return [{"task": self.task, **fields_of(self.found), "counted": self.counted}]
 
     def __repr__(self) -> str:
-        return f"<TaskLoss of {self.provenance.target}: {self.task} {self.found.loss:.4f}>"
+        return f"<TaskLoss of {self.provenance.name}: {self.task} {self.found.loss:.4f}>"
 
     def _title(self) -> str:
-        return f"Loss of {self.provenance.target}"
+        return f"Loss of {self.provenance.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +107,10 @@ class Ablation(SavedResult):
         ]
 
     def __repr__(self) -> str:
-        return f"<Ablation of {self.provenance.target}: {len(self.removals)} removals, {self.task}>"
+        return f"<Ablation of {self.provenance.name}: {len(self.removals)} removals, {self.task}>"
 
     def _title(self) -> str:
-        return f"Ablation of {self.provenance.target}"
+        return f"Ablation of {self.provenance.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -140,10 +140,10 @@ class Pruning(SavedResult):
         return [{"removed": number, "by": self.by} for number in self.removed]
 
     def __repr__(self) -> str:
-        return f"<Pruning of {self.provenance.target}: {len(self.removed)} of {self.blocks_before} blocks removed>"
+        return f"<Pruning of {self.provenance.name}: {len(self.removed)} of {self.blocks_before} blocks removed>"
 
     def _title(self) -> str:
-        return f"Pruning of {self.provenance.target}"
+        return f"Pruning of {self.provenance.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +198,10 @@ class EditCurve(SavedResult):
         ]
 
     def __repr__(self) -> str:
-        return f"<EditCurve of {self.provenance.target}: {self.change_words}, {len(self.points) - 1} strengths>"
+        return f"<EditCurve of {self.provenance.name}: {self.change_words}, {len(self.points) - 1} strengths>"
 
     def _title(self) -> str:
-        return f"{self.change_words}: {self.provenance.target}"
+        return f"{self.change_words}: {self.provenance.name}"
 
 
 # --- what an intervention did to a model ---
@@ -297,10 +297,10 @@ class Control(SavedResult):
     def __repr__(self) -> str:
         moves = [layer.moved for layer in self.layers if layer.moved is not None]
         far = f", H moved by {min(moves):.2f} to {max(moves):.2f} of its norm" if moves else ""
-        return f"<Control of {self.provenance.target}: {self.change} in {len(self.layers)} layers{far}>"
+        return f"<Control of {self.provenance.name}: {self.change} in {len(self.layers)} layers{far}>"
 
     def _title(self) -> str:
-        return f"{self.change}: {self.provenance.target}"
+        return f"{self.change}: {self.provenance.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -321,7 +321,7 @@ class Applied(SavedResult):
 
     def __repr__(self) -> str:
         added = f", {self.parameters} new parameters" if self.parameters else ""
-        return f"<Applied to {self.provenance.target}: {self.name} in {len(self.layers)} layers{added}>"
+        return f"<Applied to {self.provenance.name}: {self.name} in {len(self.layers)} layers{added}>"
 
     def _title(self) -> str:
-        return f"{self.name}: {self.provenance.target}"
+        return f"{self.name}: {self.provenance.name}"

@@ -186,10 +186,10 @@ class Inspection(SavedResult):
         rho = " ".join("?" if x.plain is None else f"{x.plain.rho_dc:.3f}" for x in self.layers[:12])
         more = " ..." if len(self.layers) > 12 else ""
         found = "".join(f", {words}" for words in (self.provenance.shares, self.provenance.found) if words)
-        return f"<Inspection of {self.provenance.target}: {len(self.layers)} layers, rho_dc {rho}{more}{found}>"
+        return f"<Inspection of {self.provenance.name}: {len(self.layers)} layers, rho_dc {rho}{more}{found}>"
 
     def _title(self) -> str:
-        return f"Inspection of {self.provenance.target}"
+        return f"Inspection of {self.provenance.name}"
 
 
 def _inspection_row(layer: LayerInspection) -> Row:
@@ -322,12 +322,12 @@ class Verification(SavedResult):
         word = "fits" if self.passed else "does not fit"
         partial = f", {self.stream.partial}" if self.stream is not None and self.stream.partial else ""
         return (
-            f"<Verification of {self.provenance.target}: {', '.join(self.provenance.families)} {word}, "
+            f"<Verification of {self.provenance.name}: {', '.join(self.provenance.families)} {word}, "
             f"largest error {self.largest_error:.1e} in {len(self.layers)} layers{partial}>"
         )
 
     def _title(self) -> str:
-        return f"Verification of {self.provenance.target}"
+        return f"Verification of {self.provenance.name}"
 
 
 # --- how far a survey is ---

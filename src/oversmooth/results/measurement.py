@@ -348,10 +348,10 @@ class Measurement(SavedResult):
         ends = f"{metrics[0]} {curve[0]:.3f} -> {curve[-1]:.3f}" if curve else "no values"
         partial = (f", {self.provenance.shares}" if self.provenance.hybrids else "") + ", partial" * self.is_partial
         partial += f", {self.stream.partial}" if self.stream is not None and self.stream.partial else ""
-        return f"<Measurement of {self.provenance.target}: {self.data.sequences} sequences{partial}, {ends}>"
+        return f"<Measurement of {self.provenance.name}: {self.data.sequences} sequences{partial}, {ends}>"
 
     def _title(self) -> str:
-        return f"Measurement of {self.provenance.target}"
+        return f"Measurement of {self.provenance.name}"
 
 
 # --- how features, and what the theory says about them, depend on the length of a text ---
@@ -435,10 +435,10 @@ class LengthCurves(SavedResult):
 
     def __repr__(self) -> str:
         span = f"{self.lengths[0]} to {self.lengths[-1]} tokens"
-        return f"<LengthCurves of {self.provenance.target}: {self.texts} texts, {span}>"
+        return f"<LengthCurves of {self.provenance.name}: {self.texts} texts, {span}>"
 
     def _title(self) -> str:
-        return f"Over length: {self.provenance.target}"
+        return f"Over length: {self.provenance.name}"
 
 
 # --- how far the output of one model is from that of another on the same inputs ---

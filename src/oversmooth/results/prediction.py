@@ -280,12 +280,12 @@ class Prediction(SavedResult):
         partial = (f", {self.provenance.shares}" if self.provenance.hybrids else "") + ", partial" * self.is_partial
         partial += f", {self.stream.partial}" if self.stream is not None and self.stream.partial else ""
         return (
-            f"<Prediction for {self.provenance.target}, {len(regimes)} layers: one pass {counts[0]}; "
+            f"<Prediction for {self.provenance.name}, {len(regimes)} layers: one pass {counts[0]}; "
             f"if repeated {counts[1]}{partial}>"
         )
 
     def _title(self) -> str:
-        return f"Prediction for {self.provenance.target}"
+        return f"Prediction for {self.provenance.name}"
 
 
 def _without(record: object, *names: str) -> Row:

