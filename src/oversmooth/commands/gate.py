@@ -42,7 +42,7 @@ def gate(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="A model, or the .jsonl log of a run. Default: the embedded MiniLM.",
+            help="A model, or the .jsonl log of a run. Default: the example model.",
             show_default=False,
             autocompletion=completion.targets,
         ),

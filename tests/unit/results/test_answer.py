@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,9 +10,14 @@ from hypothesis import strategies as st
 
 import oversmooth as osm
 from oversmooth.results import Measurement
+<<<<<<< HEAD
 from oversmooth.results.base import apportioned, interval, short_name
 from oversmooth.results.reading import BANDS, SEEN, Band, pieces_of, shape_of, similarity_interval
 from oversmooth.results.wording import answers_of
+=======
+from oversmooth.results.reading import BANDS, SEEN, Band, pieces_of, shape_of
+from oversmooth.results.wording import DEFAULT_CACHED, DEFAULT_PACKAGE, answers_of, short_name
+>>>>>>> eeb6ca1a169ce7d7a75446ec5778d8d412f1fde9
 from tests.unit.results.measured import PROVENANCE, attribution, facts, measured
 
 LIVE = dataclasses.replace(PROVENANCE, source="module", target="Encoder")
@@ -164,6 +170,13 @@ CASES = {
         'osm.gate(model, data, rules={"max_cosine": 0.45})',
     ),
 }
+
+
+@pytest.mark.parametrize("place", [DEFAULT_PACKAGE, f"{DEFAULT_CACHED}/snapshots/{'0' * 40}"])
+def test_commands_name_no_target_where_the_default_would_be_taken(place):
+    found = measured(attribution(ramp(0.2, 0.4, 6)))
+    there = replace(found, provenance=replace(found.provenance, target=f"/somewhere/{place}"))
+    assert there.answer.now.command == "oversmooth gate --max-cosine 0.45"
 
 
 @pytest.mark.parametrize("name", CASES)
