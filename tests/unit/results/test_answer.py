@@ -10,14 +10,9 @@ from hypothesis import strategies as st
 
 import oversmooth as osm
 from oversmooth.results import Measurement
-<<<<<<< HEAD
-from oversmooth.results.base import apportioned, interval, short_name
+from oversmooth.results.base import DEFAULT_CACHED, DEFAULT_PACKAGE, apportioned, interval, short_name
 from oversmooth.results.reading import BANDS, SEEN, Band, pieces_of, shape_of, similarity_interval
 from oversmooth.results.wording import answers_of
-=======
-from oversmooth.results.reading import BANDS, SEEN, Band, pieces_of, shape_of
-from oversmooth.results.wording import DEFAULT_CACHED, DEFAULT_PACKAGE, answers_of, short_name
->>>>>>> eeb6ca1a169ce7d7a75446ec5778d8d412f1fde9
 from tests.unit.results.measured import PROVENANCE, attribution, facts, measured
 
 LIVE = dataclasses.replace(PROVENANCE, source="module", target="Encoder")
