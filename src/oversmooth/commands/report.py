@@ -345,12 +345,14 @@ def report(
 
 def _survey_page(folder: Path, output: Path) -> None:
     """The picture of a survey: every model of it on one page, with filters."""
-    from oversmooth.output.atlas import atlas_html
+    from oversmooth.output.atlas import atlas_of, atlas_words, render_atlas
 
     require_writable(output)
-    page = atlas_html(folder)
+    models, versions = atlas_of(folder)
+    page = render_atlas(models, folder=str(folder), versions=versions)
     write_whole(output, lambda place: place.write_text(page, encoding="utf-8"))
-    typer.echo(f"report: {output.absolute()} ({len(page) / 2**20:.1f} MB)")
+    typer.echo(f"report: {output.absolute()}")
+    typer.echo(atlas_words(models))
 
 
 def _write_card(analyses: Sequence["Analysis"], name: str | None, output: Path) -> None:
