@@ -340,12 +340,14 @@ def report(
 
 def _survey_page(folder: Path, files: Sequence[Path]) -> None:
     """The picture of a survey: every model of it on one page, with filters."""
-    from oversmooth.output.atlas import atlas_html
+    from oversmooth.output.atlas import atlas_of, atlas_words, render_atlas
 
-    page = atlas_html(folder)
+    models, versions = atlas_of(folder)
+    page = render_atlas(models, folder=str(folder), versions=versions)
     for path in files:
         write_text_whole(path, page)
-        typer.echo(f"report: {path.absolute()} ({len(page) / 2**20:.1f} MB)")
+        typer.echo(f"report: {path.absolute()}")
+    typer.echo(atlas_words(models))
 
 
 def _write_card(analysis: "Analysis", name: str | None, path: Path) -> None:

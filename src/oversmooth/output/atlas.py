@@ -129,8 +129,8 @@ MODEL = (
 LAYER = ("target", "stack", "relative_depth", "excess", "norm_negative_share")
 
 
-def atlas_html(folder: str | Path) -> str:
-    """The page of a survey; models are in the order of their names."""
+def atlas_of(folder: str | Path) -> tuple[list[AtlasModel], str]:
+    """The models of a survey in the order of their names, and which versions wrote it."""
     place = Path(folder)
     if not (place / ABOUT).is_file():
         advice = "Make one: oversmooth survey LIST -o FOLDER"
@@ -142,8 +142,7 @@ def atlas_html(folder: str | Path) -> str:
     models = sorted(_models(table), key=lambda model: model.target)
     if not models:
         raise BrokenFile(str(folder), "a survey with models", "none", "Run oversmooth survey LIST -o FOLDER first.")
-    versions = ", ".join(sorted({str(row["oversmooth"]) for row in rows if row["oversmooth"]})) or "no model read"
-    return render_atlas(models, folder=str(folder), versions=versions)
+    return models, ", ".join(sorted({str(row["oversmooth"]) for row in rows if row["oversmooth"]})) or "no model read"
 
 
 def _models(table: SurveyTable) -> Iterator[AtlasModel]:

@@ -497,9 +497,13 @@ def _over_depth(groups: Sequence[RunGroup], metric: str, title: str) -> Chart | 
 
 
 def _curve(analysis: Analysis, metric: str) -> list[float]:
-    """One metric over depth, where it has a value."""
+    """One metric over depth, where it has a value, up to the final norm: where the headline's number is from."""
     measurement = analysis.measurement
-    return [p.mean for p in measurement.curve(metric) if p.mean is not None] if measurement is not None else []
+    if measurement is None or not measurement.values:
+        return []
+    final = measurement.final(metric)
+    points = (*measurement.curve(metric), *([final] if final is not None else []))
+    return [point.mean for point in points if point.mean is not None]
 
 
 def _at(curve: Sequence[float], depth: float) -> float:

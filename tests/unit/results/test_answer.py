@@ -168,10 +168,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("place", [DEFAULT_PACKAGE, f"{DEFAULT_CACHED}/snapshots/{'0' * 40}"])
-def test_commands_name_no_target_where_the_default_would_be_taken(place):
+def test_commands_name_the_example_model_by_its_name(place):
     found = measured(attribution(ramp(0.2, 0.4, 6)))
     there = replace(found, provenance=replace(found.provenance, target=f"/somewhere/{place}"))
-    assert there.answer.now.command == "oversmooth gate --max-cosine 0.45"
+    assert there.answer.now.command == "oversmooth gate all-MiniLM-L6-v2 --max-cosine 0.45"
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,7 +15,7 @@ import pytest
 import oversmooth as osm
 from oversmooth.environment.files import held
 from oversmooth.errors import BrokenFile, CannotResume, FolderInUse, UnknownName
-from oversmooth.output.atlas import atlas_html
+from oversmooth.output.atlas import atlas_of
 from oversmooth.surveys import survey as survey_module
 from oversmooth.surveys import table as table_module
 from oversmooth.surveys import worker as reading
@@ -280,7 +280,7 @@ def test_a_resumed_survey_does_again_what_is_damaged_and_says_so(damage, models,
         osm.survey([target], out, spectrum="extremes")
     whole = osm.read_survey(out).drop(columns=[column.name for column in EFFORT])
     damage(out, SurveyTable(out).parts()[0])
-    for read in (osm.read_survey, atlas_html):
+    for read in (osm.read_survey, atlas_of):
         with pytest.raises(BrokenFile, match="Run the same survey into this folder again"):
             read(out)
     with pytest.warns(SurveyWarning, match="not as they were written; their models are done again: part-00000"):
@@ -313,7 +313,7 @@ def test_a_list_of_parts_that_cannot_be_read_is_an_error_of_ours(content, models
     osm.survey([str(models / "llama")], tmp_path / "table")
     place = tmp_path / "table" / "parts.json"
     place.unlink() if content is None else place.write_bytes(content)
-    for read in (osm.read_survey, atlas_html, lambda out: osm.survey([str(models / "llama")], out)):
+    for read in (osm.read_survey, atlas_of, lambda out: osm.survey([str(models / "llama")], out)):
         with pytest.raises(BrokenFile, match=r"parts\.json"):
             read(tmp_path / "table")
 
