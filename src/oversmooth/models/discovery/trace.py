@@ -192,6 +192,18 @@ class Trace(TorchDispatchMode):
             follow_norm(self, found, first_in, first_out)
 
 
+SCORES = 2**27
+"""Scores of one attention that are computed at most: half a GiB in float32, of which plain operations need several."""
+
+
+def _require_few_scores(query: Tensor, key: Tensor) -> None:
+    """Inputs of thousands of tokens, as large as a config allows, would fill the memory; smaller ones show the same."""
+    count = query.shape[:-1].numel() * key.shape[-2]
+    if count > SCORES:
+        tokens = max(query.shape[-2], key.shape[-2])
+        raise RuntimeError(f"attention between {tokens:,} tokens has {count:,} scores; give fewer tokens")
+
+
 class _PlainKernel(TorchFunctionMode):
     """Attention in plain operations, whatever kernel the model itself chooses around the call."""
 
@@ -200,6 +212,7 @@ class _PlainKernel(TorchFunctionMode):
     ) -> Any:
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
+        _require_few_scores(*args[:2], **{name: h for name, h in (kwargs or {}).items() if name in ("query", "key")})
         with sdpa_kernel(SDPBackend.MATH):
             return func(*args, **(kwargs or {}))
 

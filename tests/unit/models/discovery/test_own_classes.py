@@ -14,7 +14,7 @@ from oversmooth.errors import ConfigMismatch, NotDiscovered, NotLive, RefusedArc
 from oversmooth.models.declaration import Arch, FusedRows, Paths
 from oversmooth.models.discovery.watch import known_inputs
 from oversmooth.models.open import open_source
-from tests.contract.handwritten import CASES
+from tests.contract.handwritten import CASES, handwritten
 from tests.unit.models.discovery.own_classes import (
     D_HEAD,
     HEADS,
@@ -464,3 +464,12 @@ def test_torchs_own_layers_under_names_of_their_own_are_found_by_running_them() 
     model = LayersByName().eval()
     assert [stack.arch.residual for stack in open_source(model).stacks()] == ["post", "pre"]
     assert osm.verify(model).passed
+
+
+def test_inputs_whose_scores_would_fill_the_memory_are_refused_and_smaller_ones_taken() -> None:
+    model = handwritten("pre-norm").model
+    with pytest.raises(
+        NotDiscovered, match=r"attention between 8,192 tokens has 268,435,456 scores; give fewer tokens"
+    ):
+        osm.discover(model, {"": torch.randn(1, 8192, 24)})
+    assert osm.discover(model, {"": torch.randn(1, 64, 24)}).archs[0].n_heads == 4
