@@ -10,7 +10,7 @@ from oversmooth.commands.options import (
     LossTask,
     Showing,
     TargetArgument,
-    embedded_default,
+    example_target,
     reads_data,
     runs_model,
     show,
@@ -49,7 +49,7 @@ def ablate(
     showing.require_page_free()
     with one_bar("Running sequences") as progress:
         result = ablate_(
-            target or embedded_default(),
+            target or example_target(),
             data,
             task=task,
             parts=parts.split(","),

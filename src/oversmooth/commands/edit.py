@@ -16,7 +16,7 @@ from oversmooth.commands.options import (
     TargetArgument,
     WithLoss,
     checked_files,
-    embedded_default,
+    example_target,
     prints_rows,
     reads_data,
     runs_model,
@@ -127,7 +127,7 @@ def _write(
     strengths = _strengths(strength or "1")
     if len(strengths) > 1:
         raise BadValue("--strength", strength, "one number (several: --sweep)")
-    target = target or embedded_default()
+    target = target or example_target()
     with one_bar("Writing layers") as progress:
         writing = {name: load[name] for name in WRITING}
         result = edit(target, out, **change, **writing, strength=strengths[0], progress=progress)
@@ -166,7 +166,7 @@ def _sweep(
     strengths = STRENGTHS if strength is None else _strengths(strength)
     with one_bar("Trying strengths") as progress:
         result = edit_curve(
-            target or embedded_default(),
+            target or example_target(),
             data,
             strengths=strengths,
             **change,

@@ -9,7 +9,7 @@ from oversmooth.commands.options import (
     LossTask,
     Showing,
     TargetArgument,
-    embedded_default,
+    example_target,
     reads_data,
     runs_model,
     show,
@@ -41,7 +41,7 @@ def eval_(
     showing.require_page_free()
     with one_bar("Running sequences") as progress:
         result = task_loss(
-            target or embedded_default(),
+            target or example_target(),
             data,
             task=task,
             original=original,

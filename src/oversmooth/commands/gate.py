@@ -78,7 +78,7 @@ def gate(
     asked |= {name: value for name, value in options.items() if value is not None}
     with one_bar("Measuring, layers of sequences") as progress:
         result = gate_(
-            target or completion.embedded_default(),
+            target or completion.example_target(),
             data,
             rules=asked,
             against=against,

@@ -8,7 +8,7 @@ from oversmooth.commands.options import (
     Showing,
     SpectrumKind,
     TargetArgument,
-    embedded_default,
+    example_target,
     reads_weights,
     show,
     shows_rows,
@@ -34,7 +34,7 @@ def inspect(
     showing.require_page_free()
     with one_bar("Reading layers") as progress:
         result = inspect_(
-            target or embedded_default(),
+            target or example_target(),
             spectrum=spectrum,
             heads=heads or None,
             precision=precision,

@@ -11,7 +11,7 @@ from oversmooth.commands.options import (
     Lengths,
     Showing,
     TargetArgument,
-    embedded_default,
+    example_target,
     reads_data,
     runs_model,
     show,
@@ -45,7 +45,7 @@ def over_lengths(
 
     with one_bar("Measuring lengths") as progress:
         result = measure_lengths(
-            target or embedded_default(), data, lengths=_numbers(lengths), progress=progress, **options
+            target or example_target(), data, lengths=_numbers(lengths), progress=progress, **options
         )
     show(result, lambda: show_lengths(result), showing, page=lambda: lengths_page(result))
 
@@ -114,7 +114,7 @@ def measure(
     showing.require_page_free()
     with one_bar("Measuring, layers of sequences") as progress:
         result = measure_(
-            target or embedded_default(),
+            target or example_target(),
             data,
             metrics=names,
             at=at if "," not in at else at.split(","),

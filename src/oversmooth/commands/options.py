@@ -138,7 +138,7 @@ TargetArgument = Annotated[
 ]
 
 
-def embedded_default() -> str:
+def example_target() -> str:
     """The folder of the small trained model that is used where none is given."""
     from oversmooth.models.example_model import example_model
 

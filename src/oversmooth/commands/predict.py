@@ -14,7 +14,7 @@ from oversmooth.commands.options import (
     Solve,
     TargetArgument,
     WhatIfs,
-    embedded_default,
+    example_target,
     reads_data,
     runs_model,
     show,
@@ -64,7 +64,7 @@ def predict(
     showing.require_page_free()
     with one_bar("Predicting, layers of sequences") as progress:
         result = predict_(
-            target or embedded_default(),
+            target or example_target(),
             data,
             what_ifs=what_if or (),
             simulate=simulate,

@@ -13,7 +13,7 @@ from oversmooth.commands.options import (
     Tables,
     WhatIfs,
     checked_files,
-    embedded_default,
+    example_target,
     reads_data,
     runs_model,
     words_of,
@@ -308,7 +308,7 @@ def report(
     """Write one self-contained page about a model, a run or a survey: the answer, the curves and the explanation."""
     from oversmooth.surveys.table import ABOUT
 
-    chosen = targets or [embedded_default()]
+    chosen = targets or [example_target()]
     if len(chosen) == 1 and (Path(chosen[0]).expanduser() / ABOUT).is_file():
         _survey_page(Path(chosen[0]).expanduser(), destinations(output, "atlas.html", (".html",), None))
         return

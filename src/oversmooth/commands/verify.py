@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from oversmooth.commands.options import Seed, Showing, TargetArgument, embedded_default, runs_model, show, shows_rows
+from oversmooth.commands.options import Seed, Showing, TargetArgument, example_target, runs_model, show, shows_rows
 
 
 @runs_model
@@ -28,11 +28,11 @@ def verify(
     from oversmooth.output import tables
 
     if print_declaration:
-        _print_declaration(target or embedded_default())
+        _print_declaration(target or example_target())
         return
 
     showing.require_page_free()
-    result = verify_(target or embedded_default(), tolerance=tolerance, seed=seed, **load)
+    result = verify_(target or example_target(), tolerance=tolerance, seed=seed, **load)
     show(result, lambda: tables.show_verification(result), showing)
     if not result.passed:
         raise typer.Exit(1)

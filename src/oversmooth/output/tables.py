@@ -301,12 +301,10 @@ class Recorder(Console):
         super().__init__(width=width, file=io.StringIO())
         self.kept: list[RenderableType] = []
 
-    def print(self, *objects: Any, style: Any = None, soft_wrap: bool | None = None, **_: Any) -> None:
+    def print(self, *objects: Any, style: Any = None, **_: Any) -> None:
         for item in objects:
-            if isinstance(item, str):
-                item = Text.from_markup(item, style=style or "", emoji=False)
-                item.no_wrap, item.overflow = (True, "ignore") if soft_wrap else (None, None)
-            self.kept.append(item)
+            is_text = isinstance(item, str)  # wrapped at the other console's width, which would cut what is longer
+            self.kept.append(Text.from_markup(item, style=style or "", emoji=False) if is_text else item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,10 +324,8 @@ def printed(result: SavedResult, *, as_html: bool = False) -> str:
     width = terminal.width if terminal.is_terminal else PRINT_WIDTH
     kind = HtmlConsole if as_html else Console
     console = kind(file=buffer, width=width, highlight=False, color_system=None, force_terminal=False)
-    if not as_html:
-        console.print(Shown(result))
-    elif not _show_on(console, result):
-        return html.escape(repr(result))
+    if not _show_on(console, result):
+        return html.escape(repr(result)) if as_html else repr(result)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from oversmooth.results.base import Missing, Provenance, Row, SavedResult, fields_of
+from oversmooth.results.base import Missing, Provenance, Row, SavedResult, fields_of, short_name
 from oversmooth.results.inspection import StreamCheck
 
 if TYPE_CHECKING:
@@ -519,7 +519,7 @@ class GateResult(SavedResult):
 
     def __repr__(self) -> str:
         word = "passed" if self.passed else f"{len(self.breaches)} breaches"
-        return f"<GateResult of {self.target}: {len(self.rules)} rules, {word}>"
+        return f"<GateResult of {short_name(self.target)}: {len(self.rules)} rules, {word}>"
 
     def _title(self) -> str:
-        return f"Gate of {self.target}"
+        return f"Gate of {short_name(self.target)}"
