@@ -964,7 +964,10 @@ def _show_compared(result: Comparison) -> None:
         table.add_column(escape(name), justify="right", no_wrap=True)
     for row in result.rows():
         table.add_row(row["layer"], level(row["first"]), level(row["other"]), change_words(row["difference"]))
-    console.print(table)
+    if table.row_count:
+        console.print(table)
+    else:
+        console.print("The models differ in depth, so no layer stands beside another.")
 
 
 SHOWS: Mapping[type, Callable[[Any], None]] = {

@@ -226,6 +226,12 @@ def test_models_that_end_alike_are_not_called_smoother_because_they_start_elsewh
     assert found.headline == "Hardly a difference between a-model (1) and a-model (2)."
 
 
+def test_models_of_different_depth_are_compared_without_a_table_of_layers():
+    found = osm.compare(measured(attribution([0.1, 0.2, 0.33])), measured(attribution([0.1, 0.2, 0.3, 0.34])))
+    assert found.rows() == []
+    assert str(found).endswith("The models differ in depth, so no layer stands beside another.")
+
+
 def test_results_on_other_inputs_are_not_compared():
     other = measured(attribution([0.1, 0.2]), data=dataclasses.replace(facts(20), sha256="11"))
     with pytest.raises(OtherModel, match="hash of the inputs"):
