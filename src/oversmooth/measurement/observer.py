@@ -49,6 +49,7 @@ from oversmooth.models.hooks.places import PART_OF, Place, on_stream
 from oversmooth.models.inputs import TEXT
 from oversmooth.models.source import Stack
 from oversmooth.results import Attribution, DominatingToken, KindChange, Missing, Part, PlaceValue, SpanDistances
+from oversmooth.results.measurement import PartName
 
 # --- who changes a number of the stream: differences between neighbouring places ---
 
@@ -135,7 +136,7 @@ class _ChainSums:
     end_values: list[float] = field(default_factory=list)
     total: Running = field(default_factory=Running)
     parts: dict[Place, Running] = field(default_factory=dict)
-    kinds: dict[str, Running] = field(default_factory=dict)
+    kinds: dict[PartName, Running] = field(default_factory=dict)
 
     def add(self, places: Sequence[Place], values: Float[np.ndarray, "sequence place"]) -> None:
         self.start.add(values[:, 0])

@@ -12,8 +12,8 @@ from oversmooth.output.charts import DASHES, Axis, Chart, Gauge, Line, Mark, Pan
 from oversmooth.output.page import answers_of
 from oversmooth.output.sections import cosine_blocks
 from oversmooth.results import Analysis, TaskLoss
-from oversmooth.results.answer import PART_NAMES, Answer, Told
-from oversmooth.results.measurement import OutputDrift
+from oversmooth.results.answer import Answer, Told
+from oversmooth.results.measurement import PART_NAMES, OutputDrift
 from oversmooth.results.reading import SEEN
 from oversmooth.results.wording import (
     YARDSTICK,

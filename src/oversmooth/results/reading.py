@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from oversmooth.results.answer import PART_NAMES, CurvePoint, LayerChange, PartChange
-from oversmooth.results.measurement import Attribution, Measurement, PairSpread
+from oversmooth.results.answer import CurvePoint, LayerChange, PartChange
+from oversmooth.results.measurement import PART_NAMES, Attribution, Measurement, PairSpread
 
 # --- the one table of bands, and the other numbers that decide what is said ---
 
