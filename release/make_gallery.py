@@ -1,6 +1,6 @@
 """`python release/make_gallery.py`: the pages of the gallery in the docs, from the commands that stand there.
 
-Needs DINOv2-small in the folder `OVERSMOOTH_MODELS` and photographs in `OVERSMOOTH_DATA`/images, which the repository does not
+Needs DINOv2-small in the folder `OVERSMOOTH_MODELS` and photographs in `OVERSMOOTH_DATA`/images, which no repository may
 hold. Models stand in a folder of links, so that pages name them as a reader would.
 """
 

@@ -59,6 +59,7 @@ from oversmooth.results import (
     SpanDistances,
 )
 from oversmooth.results.base import interval
+from oversmooth.results.measurement import PartName
 
 # --- who changes a number of the stream: differences between neighbouring places ---
 
@@ -145,7 +146,7 @@ class _ChainSums:
     end_values: list[float] = field(default_factory=list)
     total: Running = field(default_factory=Running)
     parts: dict[Place, Running] = field(default_factory=dict)
-    kinds: dict[str, Running] = field(default_factory=dict)
+    kinds: dict[PartName, Running] = field(default_factory=dict)
 
     def add(self, places: Sequence[Place], values: Float[np.ndarray, "sequence place"]) -> None:
         self.start.add(values[:, 0])

@@ -10,9 +10,9 @@ from oversmooth.output.charts import DASHES, Axis, Chart, Gauge, Line, Mark, Pan
 from oversmooth.output.page import answers_of
 from oversmooth.output.sections import cosine_blocks
 from oversmooth.results import Analysis, TaskLoss
-from oversmooth.results.answer import PART_NAMES, SEEN, Answer, Told
+from oversmooth.results.answer import SEEN, Answer, Told
 from oversmooth.results.comparing import compare_words, deck_words, differences, sure_words
-from oversmooth.results.measurement import OutputDrift
+from oversmooth.results.measurement import PART_NAMES, OutputDrift
 from oversmooth.results.reading import INPUT_BANDS, band_of, shown_layers, shown_parts, shown_total
 from oversmooth.results.wording import (
     YARDSTICK,

@@ -51,20 +51,6 @@ class PartChange:
     interval: tuple[float, float] | None
 
 
-PART_NAMES = (
-    "attention",
-    "norm after attention",
-    "cross-attention",
-    "norm after cross-attention",
-    "feed-forward",
-    "norm after feed-forward",
-    "other blocks",
-    "between blocks",
-    "final norm",
-)
-"""In the order in which they are drawn."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
     """One heading of the answer: a sentence, the numbers behind it, and a command to paste."""

@@ -1,7 +1,7 @@
 """Results of running a model: `Measurement`, `Attribution`, `LengthCurves`, `OutputDrift`, `GateResult`."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from oversmooth.results.base import Missing, Provenance, Row, SavedResult, fields_of, short_name
 from oversmooth.results.inspection import StreamCheck
@@ -36,14 +36,28 @@ class PlaceValue:
     """The same without the token of the largest norm, which alone may decide it; `None` for metrics that no scale moves."""
 
 
+PartName = Literal[
+    "attention",
+    "norm after attention",
+    "cross-attention",
+    "norm after cross-attention",
+    "feed-forward",
+    "norm after feed-forward",
+    "other blocks",
+    "between blocks",
+    "final norm",
+]
+"""In the order in which they are drawn."""
+PART_NAMES: tuple[str, ...] = get_args(PartName)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """How much a number of the stream changes across one sub-block."""
 
     stack: str
     depth: int
-    part: str
-    """One of `PART_NAMES`."""
+    part: PartName
     place: str
     """Where the part ends."""
     change: float
@@ -58,8 +72,7 @@ class Part:
 class KindChange:
     """How much all sub-blocks of one kind change it together."""
 
-    part: str
-    """One of `PART_NAMES`."""
+    part: PartName
     change: float
     standard_error: float | None
     interval: tuple[float, float] | None

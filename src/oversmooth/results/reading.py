@@ -7,9 +7,9 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from statistics import fmean
 
-from oversmooth.results.answer import PART_NAMES, SEEN, CurvePoint, LayerChange, PartChange
+from oversmooth.results.answer import SEEN, CurvePoint, LayerChange, PartChange
 from oversmooth.results.base import SHOWN_DIGITS, Interval, apportioned, interval
-from oversmooth.results.measurement import Attribution, Measurement, PairSpread
+from oversmooth.results.measurement import PART_NAMES, Attribution, Measurement, PairSpread
 
 # --- the one table of bands, and the other numbers that decide what is said ---
 

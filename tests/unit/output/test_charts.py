@@ -32,7 +32,7 @@ from oversmooth.output.charts import (
     thinned,
     wrapped,
 )
-from oversmooth.results.answer import PART_NAMES
+from oversmooth.results.measurement import PART_NAMES
 from tests.answers import deep, minilm
 
 HOSTILE = "</text><script>alert('x')</script>\"&<img src=x onerror=alert(1)>"

@@ -255,6 +255,13 @@ def test_a_damaged_field_is_refused_by_its_place():
         Inspection.from_dict(data)
 
 
+def test_a_part_that_does_not_exist_is_refused_by_its_place():
+    data = full(Measurement).to_dict()
+    data["attributions"][0]["kinds"][0]["part"] = "x"
+    with pytest.raises(BrokenFile, match=r"attributions\.0\.kinds\.0\.part"):
+        Measurement.from_dict(data)
+
+
 def test_histograms_of_different_numbers_of_bins_are_refused():
     data = full(Measurement).to_dict()
     data["pairs"] = [data["pairs"][0], {**data["pairs"][0], "histogram": [0.5, 0.5]}]

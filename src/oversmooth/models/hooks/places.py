@@ -24,6 +24,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from oversmooth.results.measurement import PartName
+
 # --- where features are seen: the residual stream, the branches and the norms of every block ---
 
 SUB_BLOCKS = ("attn", "cross", "ffn")
@@ -108,7 +110,7 @@ def all_returned(output: Any, like: Tensor | None) -> list[Tensor]:
     return [tensor for tensor in found if like is not None and tensor.shape == like.shape] or found
 
 
-PART_OF = {
+PART_OF: dict[str, PartName] = {
     "attn_sum": "attention",
     "attn_norm": "norm after attention",
     "cross_sum": "cross-attention",

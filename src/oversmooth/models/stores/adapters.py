@@ -160,7 +160,8 @@ def _require_kinds(config: Mapping[str, Any]) -> None:
     task = word(config, "task_type")
     if task is not None and task not in TASKS:
         raise BadConfig("task_type", f"one of {', '.join(TASKS)}", repr(task))
-    finite(config, "lora_dropout", 0.0)
+    if (dropout := finite(config, "lora_dropout", 0.0)) > 1:
+        raise BadConfig("lora_dropout", "a probability", f"{dropout!r:.60}")
     for name, value in config.items():
         if (name.endswith("_config") or name == "use_bdlora") and not isinstance(value, Mapping | None):
             raise BadConfig(name, "an object or null", f"{value!r:.60}")

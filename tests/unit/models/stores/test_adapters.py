@@ -340,6 +340,11 @@ UNFIT = {
         "a module that layers_to_transform of its config names",
     ),
     "a module that was saved and is not there": (dict, {"modules_to_save": ["norm"]}, "none for"),
+    "a dropout that is no probability": (
+        dict,
+        {"lora_dropout": 2147483647},
+        "'lora_dropout' of the config must be a prob",
+    ),
     "one module that was saved": (dict, {"modules_to_save": "norm"}, "'modules_to_save' of the config must be a list"),
     "a target that is not there": (dict, {"target_modules": ["v_proj", "o_proj", "q_proj"]}, "q_proj.weight"),
     "a bias that was trained": (
