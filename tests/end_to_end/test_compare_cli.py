@@ -38,7 +38,8 @@ def test_a_checkpoint_without_a_tokenizer_takes_that_of_the_other_which_is_said(
     done = oversmooth("compare", base, trained, "--data", data, "-o", page)
     assert done.returncode == 0, done.stderr
     assert f"{trained} has no tokenizer of its own: that of {base} is used." in done.stderr
-    assert done.stdout.startswith("On these few inputs: in checkpoint-3 tokens end")
+    assert done.stdout.splitlines()[-1].startswith("On these inputs tokens end")
+    assert "too few to say which model is better" in done.stdout
     assert "random" not in done.stdout
     assert "The output of checkpoint-3 is" in page.read_text()  # both were run on the same tokens
 
@@ -72,5 +73,5 @@ def test_models_without_any_tokenizer_are_compared_on_random_ids_and_it_is_said(
     pair = [bert(tmp_path / name, seed, has_words=False) for seed, name in enumerate(("a", "b"))]
     page = tmp_path / "page.md"
     done = oversmooth("compare", *pair, "-o", page)
-    assert done.stdout.startswith("On random token ids: in b tokens end"), done.stderr
+    assert done.stdout.splitlines()[-1].startswith("On random token ids: "), done.stderr
     assert page.read_text().count("drawn at random") >= 2

@@ -90,7 +90,11 @@ def test_the_table_has_a_row_per_layer_and_the_answer_comes_last():
     for word in ("input", "mean cosine", "attention", "its norm", "feed-fwd", "token_norm"):
         assert word in done.stdout
     last = done.stdout.rpartition("all-MiniLM-L6-v2  ")[2]
-    for word in ("Tokens stay distinct: this model does not oversmooth.", "How sure", "oversmooth gate --max-cosine"):
+    for word in (
+        "Tokens stay distinct: this model does not oversmooth.",
+        "How sure",
+        "oversmooth gate all-MiniLM-L6-v2 --max-cosine",
+    ):
         assert word in last
     assert "\x1b" not in done.stdout
 

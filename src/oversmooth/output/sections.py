@@ -19,7 +19,6 @@ from oversmooth.results import (
 )
 from oversmooth.results.answer import Answer
 from oversmooth.results.base import apportioned, fields_of
-from oversmooth.results.prediction import Asymptotic
 from oversmooth.results.reading import shown_layers
 from oversmooth.results.wording import findings, read_parts, worth_words
 
@@ -108,9 +107,9 @@ def why_section(analysis: Analysis) -> PageSection:
 
 
 GROWTH = (
-    "Each layer's acting map has eigenvalues λ, and |1 + λ| is how much a direction that all tokens share grows when "
-    "the layer is repeated. ρ_dc is the largest of them. Where ρ_ac, the growth of what differs between tokens, lies "
-    "below it, repeating the layer would smooth; a real layer acts once."
+    "Each layer's value map, with the norms of the layer, has eigenvalues λ, and |1 + λ| is how much a direction that all "
+    "tokens share grows when the layer is repeated. ρ_dc is the largest of them. Where ρ_ac, the growth of what differs "
+    "between tokens, lies below it, repeating the layer would smooth; a real layer acts once."
 )
 LADDER = (
     "The change of log(HFC/LFC) across attention, layer by layer: at the top what the theorem says, at the bottom "
@@ -146,18 +145,13 @@ def growth_charts(inspection: Inspection, prediction: Prediction | None = None) 
         yield _growth_chart(stack, own, [predicted.get((stack, layer.layer)) for layer in own])
 
 
-def acting_of(layer: LayerPrediction) -> Asymptotic:
-    """The map that acts across the branch."""
-    return layer.plain if layer.acting == "plain" or layer.folded is None else layer.folded
-
-
 def _growth_chart(stack: str, layers: Sequence[LayerInspection], predicted: Sequence[LayerPrediction | None]) -> Chart:
     rho_dc, rho_ac, spread = [], [], []
     for layer, found in zip(layers, predicted, strict=True):
-        acting = acting_of(found) if found else None
+        whole = found.whole if found else None
         spectrum = layer.folded or layer.plain
-        rho_dc.append(acting.rho_dc if acting else spectrum.rho_dc if spectrum else 0.0)
-        rho_ac.append(acting.rho_ac if acting else None)
+        rho_dc.append(whole.rho_dc if whole else spectrum.rho_dc if spectrum else 0.0)
+        rho_ac.append(whole.rho_ac if whole else None)
         spread.append(_growths(layer, found))
     x = tuple(float(k) for k in range(len(layers)))
     marks: list[Mark] = []
@@ -170,11 +164,10 @@ def _growth_chart(stack: str, layers: Sequence[LayerInspection], predicted: Sequ
         marks.append(Line(name="ρ_ac", x=x, y=tuple(rho_ac), tone="apart", dash="7 4", dots=True, value=end))
     lows = [value for mark in marks if isinstance(mark, Fan) for value in mark.low]
     low, high = extent([*rho_dc, *rho_ac, *lows])
-    smooth = sum(ac is not None and ac < dc for ac, dc in zip(rho_ac, rho_dc, strict=True))
     return Chart(
         id=identifier("growth", stack),
         alt=f"Growth of shared directions in every layer{suffix(stack)}: ρ_dc from {rho_dc[0]:.2f} to {rho_dc[-1]:.2f}.",
-        caption=f"{smooth} of {len(layers)} layers would smooth if repeated." if any(rho_ac) else "",
+        caption=_repeated_words([found.whole.regime for found in predicted if found is not None]),
         x=places([str(layer.layer) for layer in layers], "layer"),
         panels=(
             Panel(title=f"Growth when a layer is repeated{suffix(stack)}", y=numbers(low, high), marks=tuple(marks)),
@@ -186,15 +179,25 @@ def _growth_chart(stack: str, layers: Sequence[LayerInspection], predicted: Sequ
     )
 
 
+REPEATED = {"smoothing": "would smooth", "sharpening": "would sharpen"}
+
+
+def _repeated_words(regimes: Sequence[str]) -> str:
+    """How many layers would do what, the same as the verdict below says."""
+    if not regimes:
+        return ""
+    counts = [f"{count} {REPEATED.get(word, f'would be {word}')}" for word, count in Counter(regimes).most_common()]
+    return f"If repeated with their norms, of {len(regimes)} layers {', '.join(counts)}."
+
+
 def _growths(layer: LayerInspection, found: LayerPrediction | None) -> list[float]:
-    """|1 + λ| of every eigenvalue of the acting map, sorted; empty where they are not known at the measured scale."""
-    is_plain = found is None or found.acting == "plain" or layer.folded is None
-    spectrum = layer.plain if is_plain and found is not None else layer.folded or layer.plain
-    scale = 1.0 if is_plain or found is None or found.scale is None else found.scale
+    """|1 + λ| of every eigenvalue, norms multiplied in, sorted; empty where they are not known at the measured scale."""
+    spectrum = layer.folded or layer.plain
+    scale = 1.0 if layer.folded is None or found is None or found.scale is None else found.scale
     if spectrum is None or not spectrum.eigenvalues:
         return []
     growths = sorted(abs(1 + complex(*value) / scale) for value in spectrum.eigenvalues)
-    is_same = found is None or math.isclose(growths[-1], acting_of(found).rho_dc, rel_tol=0.05)
+    is_same = found is None or math.isclose(growths[-1], found.whole.rho_dc, rel_tol=0.05)
     return growths if is_same else []
 
 

@@ -334,9 +334,11 @@ def _where_title(reading: Reading) -> str:
     if reading.largest is None:
         return first_large(place)
     at = reading.largest
+    most = f"{place}; layer {at + reading.first_label} most"
+    if reading.is_healthy:
+        return first_large(most)
     of = change_words(reading.shown_run(reading.main.first, reading.main.last))
-    most = f"layer {at + reading.first_label} most, {change_words(reading.shown_run(at, at))} of {of}"
-    return first_large(f"{place}; {most}")
+    return first_large(f"{most}, {change_words(reading.shown_run(at, at))} of {of}")
 
 
 def _place_words(reading: Reading) -> str:

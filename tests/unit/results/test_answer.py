@@ -30,7 +30,7 @@ CASES = {
         measured(attribution([0.07, 0.14, 0.17, 0.20, 0.24, 0.29, 0.33])),
         "Tokens stay distinct: this model does not oversmooth.",
         (
-            "The rise comes from all six layers; layer 0 most, +0.07 of +0.26",
+            "The rise comes from all six layers; layer 0 most",
             "Layer 0 +0.07, layers 1 to 5 +0.19: +0.26 in all.",
         ),
         "oversmooth gate models/a-model --max-cosine 0.40",

@@ -34,7 +34,7 @@ def test_minilm_stays_distinct_and_its_parts_are_not_netted(small_bert):
         "norm after feed-forward": near(-0.38),
     }
     assert answer.who.title == "Attention and its norm raise the mean cosine; the norm after feed-forward lowers it"
-    assert answer.where.title == "The rise comes from all six layers; layer 0 most, +0.07 of +0.26"
+    assert answer.where.title == "The rise comes from all six layers; layer 0 most"
     assert answer.where.text == "Layer 0 +0.07, layers 1 to 5 +0.19: +0.26 in all."
     assert answer.sure.title == "0.33, 95% interval 0.29 to 0.37"
     assert answer.between == (near(0.455), near(0.06))
@@ -81,7 +81,7 @@ def test_albert_runs_its_one_layer_twelve_times_and_each_pass_counts():
     assert [layer.label for layer in answer.layers] == [str(number) for number in range(12)]
     assert (answer.input, answer.output) == (near(0.15), near(0.24))
     assert answer.headline == "Tokens stay distinct: this model does not oversmooth."
-    assert answer.where.title == "The rise comes from all twelve layers together; layer 0 most, +0.06 of +0.09"
+    assert answer.where.title == "The rise comes from all twelve layers together; layer 0 most"
 
 
 def test_dinov2_on_four_images_is_not_judged_and_its_last_layer_is_named():
