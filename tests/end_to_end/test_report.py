@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import oversmooth as osm
+from oversmooth.models.example_model import SHIPPED
 from oversmooth.output.compare_page import compare_page
 from oversmooth.output.figures import write_figures
 from oversmooth.output.page import page_of
@@ -313,6 +314,13 @@ def test_deep_models_open_and_stay_small(analysis, layers, heads, tmp_path):
         assert seen.page.evaluate(CUT) == []
         assert seen.page.evaluate(SIDEWAYS) <= 0
         assert seen.errors == []
+
+
+def test_the_model_that_comes_with_the_package_is_a_model_although_it_has_a_manifest(tmp_path):
+    for target in ("digits-vit", SHIPPED):
+        done = oversmooth("report", target, "--max-samples", 4, "-o", tmp_path / "page.html")
+        assert done.returncode == 0, done.stderr
+        assert "digits-vit" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_weights_only_targets_say_what_is_missing(tmp_path):

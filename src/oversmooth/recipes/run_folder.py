@@ -170,8 +170,8 @@ FOLD = "data.fold="
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether a folder is that of a run, rather than of a model."""
-    return (path / MANIFEST).is_file()
+    """Whether a folder is that of a run, rather than of a model, which has a config and may have a manifest too."""
+    return (path / MANIFEST).is_file() and not (path / "config.json").is_file()
 
 
 def read_run_folder(folder: Path, *, with_analysis: bool = True) -> TrainedRun:
@@ -205,8 +205,8 @@ def is_log(path: Path) -> bool:
     """Whether a target is the log or the folder of a training run, rather than a model."""
     if path.is_file():
         return path.suffix == ".jsonl" or path.name == STATE
-    is_model = (path / "config.json").is_file()
-    return is_run_folder(path) or (path.is_dir() and not is_model and bool(_states(path) or _lines(path)))
+    has_log = path.is_dir() and not (path / "config.json").is_file() and bool(_states(path) or _lines(path))
+    return is_run_folder(path) or has_log
 
 
 def read_log(path: Path) -> TrainedRun:
