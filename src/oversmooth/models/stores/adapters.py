@@ -162,6 +162,11 @@ def _require_kinds(config: Mapping[str, Any]) -> None:
         raise BadConfig("task_type", f"one of {', '.join(TASKS)}", repr(task))
     if (dropout := finite(config, "lora_dropout", 0.0)) > 1:
         raise BadConfig("lora_dropout", "a probability", f"{dropout!r:.60}")
+    start = config.get("init_lora_weights", True)
+    if not isinstance(start, bool | str):
+        raise BadConfig("init_lora_weights", "true, false or a name", f"{start!r:.60}")
+    if (indices := config.get("trainable_token_indices")) is not None:
+        raise BadConfig("trainable_token_indices", "null", f"{indices!r:.60}")
     for name, value in config.items():
         if (name.endswith("_config") or name == "use_bdlora") and not isinstance(value, Mapping | None):
             raise BadConfig(name, "an object or null", f"{value!r:.60}")
@@ -172,7 +177,7 @@ def _unreadable(what: str, where: str, reason: str = "") -> NotSupported:
 
 
 def _by_pattern(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    given = {} if config.get(key) is None else config[key]
+    given = config.get(key, {})
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise BadConfig(key, "an object of numbers by pattern", repr(given)[:100])
     return given

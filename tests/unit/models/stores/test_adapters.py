@@ -345,6 +345,13 @@ UNFIT = {
         {"lora_dropout": 2147483647},
         "'lora_dropout' of the config must be a prob",
     ),
+    "a start that is none": (dict, {"init_lora_weights": [1]}, "'init_lora_weights' of the config must be true, false"),
+    "no pattern of ranks": (dict, {"rank_pattern": None}, "'rank_pattern' of the config must be an object"),
+    "tokens that were trained": (
+        dict,
+        {"trainable_token_indices": ""},
+        "'trainable_token_indices' of the config must be",
+    ),
     "one module that was saved": (dict, {"modules_to_save": "norm"}, "'modules_to_save' of the config must be a list"),
     "a target that is not there": (dict, {"target_modules": ["v_proj", "o_proj", "q_proj"]}, "q_proj.weight"),
     "a bias that was trained": (
