@@ -32,7 +32,7 @@ from torch import Tensor
 
 from oversmooth.environment import plugins
 from oversmooth.errors import BadValue, UnknownName, UserCodeFailed, is_ours, user_code
-from oversmooth.measurement.moments import Moments, in_float64, made_of
+from oversmooth.measurement.moments import Moments, behind_each_other, in_float64, made_of
 from oversmooth.models.hooks.places import Place
 
 # --- what a metric is, and the table of them ---
@@ -454,7 +454,8 @@ def settled(moments: Moments, names: Iterable[str] = SUMS + UNIT_SUMS) -> Moment
 
 def joined(parts: Sequence[Moments]) -> Moments:
     """Sums of several places, one place behind the other."""
-    return made_of(Moments, {name: torch.cat([getattr(part, name) for part in parts]) for name in vars(parts[0])})
+    names = vars(parts[0])
+    return made_of(Moments, {name: behind_each_other([getattr(part, name) for part in parts]) for name in names})
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Kept tokens of a batch, and the sums over them that metrics share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -81,6 +82,12 @@ class Moments:
         found = Moments(self.h[rows], self.keep[rows], self.x[rows], self.mask[rows], self.n[rows])
         found.__dict__.update({"norms": self.norms[rows], "sums": tuple(part[rows] for part in self.sums)})
         return found
+
+    def on(self, device: torch.device) -> "Moments":
+        """The same tokens on another device, as where the next block of a model is."""
+        if self.x.device == device:
+            return self
+        return Moments(*(part.to(device) for part in (self.h, self.keep, self.x, self.mask, self.n)))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -255,6 +262,11 @@ def made_of(kind: type[T], facts: dict[str, object]) -> T:
     found = object.__new__(kind)
     found.__dict__.update(facts)
     return found
+
+
+def behind_each_other(parts: Sequence[Tensor]) -> Tensor:
+    """What several places gave, on the device of the first: the blocks of a large model are on more than one."""
+    return torch.cat([part.to(parts[0].device) for part in parts])
 
 
 def weighted_sums(

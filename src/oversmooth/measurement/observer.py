@@ -332,6 +332,21 @@ class _Noted:
     """At the first place, at the second, and so on."""
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Kept:
+    """What is measured of one stack in one batch."""
+
+    keep: Bool[Tensor, "batch token"]
+    has_two: Bool[Tensor, " batch"]
+    mask: TokenMask | None
+    """Of the sequences that keep two tokens; `None` where there is none."""
+
+    @classmethod
+    def of(cls, keep: Bool[Tensor, "batch token"]) -> "_Kept":
+        has_two = measurable(keep)
+        return cls(keep, has_two, TokenMask.of(keep[has_two]) if bool(has_two.any()) else None)
+
+
 @dataclass
 class MeasurementObserver:
     """Everything one measurement accumulates."""
@@ -359,9 +374,8 @@ class MeasurementObserver:
     _inputs: Mapping[str, Any] = field(default_factory=dict)
     _sums: dict[tuple[Place, str], Running] = field(default_factory=dict)
     _without: dict[tuple[Place, str], Running] = field(default_factory=dict)
-    _keep: dict[str, tuple[Bool[Tensor, "batch token"], Bool[Tensor, " batch"]]] = field(default_factory=dict)
-    _kept: dict[str, TokenMask | None] = field(default_factory=dict)
-    """What is measured of each stack; `None` where no sequence keeps two tokens."""
+    _kept: dict[str, dict[torch.device, _Kept]] = field(default_factory=dict)
+    """What is measured of each stack, on every device that its blocks are on."""
     _order: dict[Place, int] = field(default_factory=dict)
     """Places as they came."""
     _pending: list[_Noted] = field(default_factory=list)
@@ -383,7 +397,7 @@ class MeasurementObserver:
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
         self._inputs = inputs
-        self._keep.clear()
+        self._kept.clear()
         self._pending.clear()
         self._place_sums.clear()
         self._steps.clear()
@@ -404,11 +418,11 @@ class MeasurementObserver:
 
     def _observe(self, place: Place, h: Float[Tensor, "batch token d_model"]) -> None:
         kept = self._kept_of(place.stack, h)
-        if kept is None:
+        if kept.mask is None:
             return
-        if len(h) > len(kept.n):
-            h = h[self._keep[place.stack][1]]
-        moments = Moments.of(h, kept)
+        if len(h) > len(kept.mask.n):
+            h = h[kept.has_two]
+        moments = Moments.of(h, kept.mask)
         self._arrived(place)
         broken = int((~moments.is_finite).sum())
         if broken and place.stack not in {known.stack for known in self.problems}:
@@ -421,17 +435,17 @@ class MeasurementObserver:
         if on_stream(place.name, self.stacks[place.stack].arch.residual):
             self._follow(place, moments, kept)
         if self.chosen.attention and place.name == "attn_sum":
-            self.attention.see(self.stacks[place.stack], place.depth, self._keep[place.stack][0])
+            self.attention.see(self.stacks[place.stack], place.depth, kept.keep)
 
-    def _kept_of(self, label: str, h: Tensor) -> TokenMask | None:
-        if label not in self._keep:
+    def _kept_of(self, label: str, h: Tensor) -> _Kept:
+        found = self._kept.setdefault(label, {})
+        if not found:
             stack = self.stacks[label]
             drop = stack.prefix_tokens if self.drop_prefix else 0
-            keep = keep_mask(self.model, self._inputs, stack, h, drop)
-            has_two = measurable(keep)
-            self._keep[label] = (keep, has_two)
-            self._kept[label] = TokenMask.of(keep[has_two]) if bool(has_two.any()) else None
-        return self._kept[label]
+            found[h.device] = _Kept.of(keep_mask(self.model, self._inputs, stack, h, drop))
+        elif h.device not in found:
+            found[h.device] = _Kept.of(next(iter(found.values())).keep.to(h.device))
+        return found[h.device]
 
     def _measure(self, place: Place, moments: Moments) -> None:
         """Metrics that need the tokens, and those that one token can decide also without the largest one."""
@@ -452,13 +466,13 @@ class MeasurementObserver:
                 found = without_largest(metric, others(sums))
                 self._pending.append(_Noted(self._without, (place,), metric.name, found))
 
-    def _follow(self, place: Place, moments: Moments, kept: TokenMask) -> None:
+    def _follow(self, place: Place, moments: Moments, kept: _Kept) -> None:
         """The stream has reached its next place."""
         ids = self._inputs.get(TEXT)
-        keep, has_two = self._keep[place.stack]
         if ids is not None:
-            ids = ids[has_two.to(ids.device)] if tuple(ids.shape) == tuple(keep.shape) else None
-        self.largest.see(place, moments, kept.span.start or 0, ids)
+            ids = ids[kept.has_two.to(ids.device)] if tuple(ids.shape) == tuple(kept.keep.shape) else None
+        assert kept.mask is not None, "the stream is followed where there is something to compare"
+        self.largest.see(place, moments, kept.mask.span.start or 0, ids)
         if self.pairs is not None:
             self.pairs.see(place, moments, self.seen.sequences)
         if self.chosen.steps:
@@ -480,8 +494,8 @@ class MeasurementObserver:
     def finish(self) -> Bool[Tensor, "batch token"]:
         with unwatched() if self.chosen.attention else nullcontext():
             self._finish()
-        keep, _ = next(iter(self._keep.values()))
-        return keep
+        of_first_stack = next(iter(self._kept.values()))
+        return next(iter(of_first_stack.values())).keep
 
     def _finish(self) -> None:
         for label, sums in self._place_sums.items():

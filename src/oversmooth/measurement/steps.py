@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from oversmooth.measurement.metrics import MetricValues, joined, settled
-from oversmooth.measurement.moments import Moments, made_of
+from oversmooth.measurement.moments import Moments, behind_each_other, made_of
 from oversmooth.models.hooks.places import PART_OF, Place
 from oversmooth.results import SpanDistances
 
@@ -117,9 +117,8 @@ class SubBlockStep:
         """Several steps without tokens, one behind the other, as if they were sequences of one batch."""
         before, after = joined([step.before for step in steps]), joined([step.after for step in steps])
         ends: dict[str, object] = {"before": before, "after": after}
-        return made_of(
-            SubBlockStep, ends | {name: torch.cat([getattr(step, name) for step in steps]) for name in OF_STEP}
-        )
+        own = {name: behind_each_other([getattr(step, name) for step in steps]) for name in OF_STEP}
+        return made_of(SubBlockStep, ends | own)
 
     def mean(self, by_token: Float[Tensor, "batch span"]) -> PerSequence:
         """Mean over the kept tokens; dropped ones hold zero."""
@@ -225,7 +224,7 @@ STEP_METRICS[UNDONE_METRIC.name] = UNDONE_METRIC
 
 def turned_together(first: SubBlockStep, second: SubBlockStep) -> PerSequence:
     """Sum over tokens of the product of two turns."""
-    return torch.mul(first.turn, second.turn, out=second.workspace).flatten(1).sum(1)
+    return torch.mul(first.turn.to(second.turn.device), second.turn, out=second.workspace).flatten(1).sum(1)
 
 
 def undone_share(first: SubBlockStep, second: SubBlockStep, together: PerSequence) -> MetricValues:
@@ -290,9 +289,9 @@ class StepGatherer:
         self._entered = moments
 
     def _step(self, before: Moments, after: Moments) -> SubBlockStep:
-        if self._workspace is None:
+        if self._workspace is None or self._workspace.device != after.x.device:
             self._workspace = torch.empty_like(after.x)
-        return SubBlockStep(before, after, self._workspace)
+        return SubBlockStep(before.on(after.x.device), after, self._workspace)
 
     def _keep(self, place: Place, step: SubBlockStep) -> SubBlockStep:
         self.arrived(place)
@@ -310,7 +309,7 @@ class StepGatherer:
                     note(places, metric.name, metric.on(together))
         if self._undone:
             places, firsts, seconds, products = zip(*self._undone, strict=True)
-            found = undone_share(SubBlockStep.joined(firsts), SubBlockStep.joined(seconds), torch.cat(products))
+            found = undone_share(SubBlockStep.joined(firsts), SubBlockStep.joined(seconds), behind_each_other(products))
             note(places, UNDONE_METRIC.name, found)
 
 
@@ -356,8 +355,9 @@ class SpanGatherer:
         if self._states is None or self._states.shape != shape:
             self._states = moments.x.new_empty(shape)
         u = self._states[:, :, len(self._held)]
-        torch.mul(moments.x[:, columns], moments.inverse_norms[:, columns, None], out=u)
-        self._kept = moments.mask[:, columns]
+        x, scales = moments.x[:, columns], moments.inverse_norms[:, columns, None]
+        torch.mul(x.to(u.device), scales.to(u.device), out=u)
+        self._kept = moments.mask[:, columns].to(u.device)
         self._held += (depth,)
 
     def finish(self) -> None:

@@ -308,8 +308,9 @@ class Depth:
 
     def pass_through(self, operator: LayerOperator) -> None:
         """One more layer."""
-        self._ac.apply(lambda x: operator.centred(x.view(self._shape)).flatten(1))
-        self._dc.apply(operator.shared)
+        device = operator.path.w_v.device  # that of the layer, which need not be that of the layer before
+        self._ac.apply(lambda x: operator.centred(x.view(self._shape)).flatten(1), device)
+        self._dc.apply(operator.shared, device)
         self.layers += 1
 
     def growth(self) -> DepthGrowth | None:
@@ -331,8 +332,8 @@ class _Product:
         self._factor = torch.eye(len(self._rows), dtype=torch.float64)
         self._log_scale = 0.0
 
-    def apply(self, f) -> None:  # type: ignore[no-untyped-def]  # rows in, rows out
-        q, r = torch.linalg.qr(f(self._rows).T)
+    def apply(self, f, device: torch.device) -> None:  # type: ignore[no-untyped-def]  # rows in, rows out
+        q, r = torch.linalg.qr(f(self._rows.to(device)).T)
         self._rows = q.T
         factor = r.double().cpu() @ self._factor
         size = torch.linalg.matrix_norm(factor).item()

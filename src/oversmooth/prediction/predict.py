@@ -88,13 +88,13 @@ class PredictionObserver:
         if place.name == "attn_sum":
             position = next(i for i, passes in enumerate(stack.passes) if place.depth - 1 in passes)
             with unwatched():
-                self._sample(stack, position, place.depth, self._stream[place.stack], h)
+                self._sample(stack, position, place.depth, self._stream[place.stack].to(h.device), h)
         self._stream[place.stack] = h
 
     def _sample(self, stack: Stack, position: int, depth: int, before: Tensor, after: Tensor) -> None:
         if stack.label not in self._keep:
             self._keep[stack.label] = keep_mask(self.model, self._inputs, stack, after, 0)
-        keep = self._keep[stack.label]
+        keep = self._keep[stack.label].to(after.device)
         maps = self.maps_of((stack.label, position))
         layer, changes = self._layer(stack, position)
         key = (stack.label, position, depth)

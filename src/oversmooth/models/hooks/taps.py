@@ -105,9 +105,13 @@ class BlockTap:
     def _hold(self, x: Tensor) -> None:
         self.x, self._version = x, version_of(x)
 
+    def _x_beside(self, h: Tensor) -> Tensor:
+        """The stream on the device of `h`: where blocks are on several, the block got a copy behind our hook."""
+        return self.x.to(h.device)
+
     def _begin(self, h: Tensor) -> None:
         """Attention begins; what the block did before it, as in a macaron of two feed-forwards, is another part."""
-        if h.shape == self.x.shape and not torch.equal(h, self.x):
+        if h.shape == self.x.shape and not torch.equal(h, self._x_beside(h)):
             h = self.tap.own(h)
             self._added_in_chain("the part before attention", h)
             self.tap.emit("other_sum", h)
@@ -154,7 +158,7 @@ class BlockTap:
         h = self.tap.own(h)
         self._added_in_chain(NAME_OF[sub], h, is_attention=sub == "attn")
         if self.tap.wants(f"{sub}_branch"):
-            self.tap.emit(f"{sub}_branch", h - self.x)
+            self.tap.emit(f"{sub}_branch", h - self._x_beside(h))
         self.tap.emit(f"{sub}_sum", h)
         self._hold(h)
 
@@ -243,7 +247,7 @@ class BlockTap:
         return module.register_forward_hook(lambda module, args, output: act(self._features(output)))
 
     def _add(self, sub: str, branch: Tensor) -> None:
-        self.added(sub, self.x + branch)
+        self.added(sub, self._x_beside(branch) + branch)
 
 
 # --- hooks that report hidden states during a forward pass ---
