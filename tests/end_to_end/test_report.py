@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 import oversmooth as osm
+from oversmooth.commands.report import saved_analysis
+from oversmooth.errors import BrokenFile
 from oversmooth.models.example_model import SHIPPED
 from oversmooth.output.compare_page import compare_page
 from oversmooth.output.figures import write_figures
@@ -246,6 +248,26 @@ def test_a_newer_schema_is_refused_politely(analysis, tmp_path):
     done = oversmooth("report", saved, "-o", tmp_path / "x.html")
     assert done.returncode == 2
     assert "written by a newer oversmooth" in done.stderr
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_saved_analysis_whose_numbers_contradict_each_other_is_refused(analysis, tmp_path, monkeypatch):
+    saved = tmp_path / "odd.json"
+    saved.write_text(json.dumps({**analysis.to_dict(), "verification": None}))
+    assert saved_analysis(saved).verification is None
+    monkeypatch.setattr("oversmooth.output.page.page_of", lambda found: found.inspection.layers[99])
+    with pytest.raises(BrokenFile, match="do not fit together"):
+        saved_analysis(saved)
+
+
+def test_a_verification_of_no_layer_is_refused(analysis, tmp_path):
+    content = analysis.to_dict()
+    content["verification"]["layers"] = []
+    saved = tmp_path / "odd.json"
+    saved.write_text(json.dumps(content))
+    done = oversmooth("report", saved, "-o", tmp_path / "x.html")
+    assert done.returncode == 2
+    assert "a verification of no layer" in done.stderr
     assert not (tmp_path / "x.html").exists()
 
 

@@ -20,7 +20,7 @@ from oversmooth.commands.options import (
 )
 from oversmooth.data.options import ReadingOptions
 from oversmooth.environment.files import make_folder, require_writable, write_text_whole
-from oversmooth.errors import BadValue, BrokenFile, WrongBatch
+from oversmooth.errors import BadValue, BrokenFile, OversmoothError, WrongBatch, first_line
 from oversmooth.output.console import stages
 
 if TYPE_CHECKING:
@@ -243,12 +243,22 @@ def saved_analysis(path: Path) -> "Analysis":
     """What `oversmooth report -o FILE.json` wrote."""
     from oversmooth.environment.files import json_object
     from oversmooth.models.stores.store import LARGEST_JSON, LocalFolder, read_small
+    from oversmooth.output.page import page_of
+    from oversmooth.output.render import render
     from oversmooth.results import Analysis
 
     if not path.is_file():
         raise BrokenFile(str(path), SAVED, "no such file", "Check the path.")
     content = read_small(LocalFolder(path.parent), path.name, LARGEST_JSON)
-    return Analysis.from_dict(json_object(content, str(path), SAVED), where=str(path))
+    found = Analysis.from_dict(json_object(content, str(path), SAVED), where=str(path))
+    try:
+        render(page_of(found))
+    except OversmoothError:
+        raise
+    except Exception as error:  # numbers that each are possible, and contradict each other: no list of such is complete
+        what = f"numbers that do not fit together ({first_line(error)})"
+        raise BrokenFile(str(path), SAVED, what, "Make it again: oversmooth report MODEL -o FILE.json") from error
+    return found
 
 
 def _analysis(
