@@ -129,9 +129,9 @@ def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs["device"] = torch.device("cpu")
     held_args, held_kwargs = tree_map(lambda leaf: getattr(leaf, "held", leaf), (args, kwargs))
     found = func(*held_args, **held_kwargs)
-    if torch.Tag.inplace_view in func.tags:  # such as `squeeze_`: what is held has changed its shape
+    if torch.Tag.inplace_view in func.tags:  # such as `squeeze_` and `set_`: what is held has another shape now
         with no_dispatch():
-            func(*args, **kwargs)
+            args[0].as_strided_(args[0].held.shape, args[0].held.stride(), args[0].held.storage_offset())
     if device.type != NAME:
         return found
     given = {id(tensor.held): tensor for tensor in ours}  # what was changed in place is the tensor that was given
@@ -183,6 +183,12 @@ class _Backend(backend_registration._DummyBackendModule):
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
+
+    def get_rng_state(self, device: object = None) -> Tensor:
+        return torch.get_rng_state()  # numbers are drawn on the CPU
+
+    def set_rng_state(self, state: Tensor, device: object = None) -> None:
+        torch.set_rng_state(state)
 
 
 _kept: list[Any] = []
