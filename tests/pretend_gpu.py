@@ -59,18 +59,23 @@ class Seen:
 
 
 _seen = Seen()
+_is_there = False
 
 
 @contextmanager
 def pretend_gpu() -> Iterator[Seen]:
-    """The device exists; what is done on it is counted while the context lasts."""
-    global _seen
+    """The device exists and what is done on it is counted while the context lasts; other tests see no device."""
+    global _seen, _is_there
     _register()
     _seen = Seen()
     with ExitStack() as patched:
         for name in ("tensor", "as_tensor", "asarray"):
             patched.enter_context(patch.object(torch, name, partial(_made_of_numbers, getattr(torch, name))))
-        yield _seen
+        _is_there = True
+        try:
+            yield _seen
+        finally:
+            _is_there = False
 
 
 def _made_of_numbers(function: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
@@ -96,7 +101,9 @@ class PretendTensor(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         copied = self.detach().clone()
-        return memo.setdefault(id(self), nn.Parameter(copied) if isinstance(self, nn.Parameter) else copied)
+        return memo.setdefault(
+            id(self), nn.Parameter(copied, self.requires_grad) if isinstance(self, nn.Parameter) else copied
+        )
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -178,8 +185,11 @@ def _line() -> str:
 class _Backend(backend_registration._DummyBackendModule):
     """What torch asks of the module of a device, `torch.cuda` of the other one."""
 
+    def is_available(self) -> bool:
+        return _is_there
+
     def device_count(self) -> int:
-        return 2
+        return 2 if _is_there else 0
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
@@ -191,6 +201,13 @@ class _Backend(backend_registration._DummyBackendModule):
         torch.set_rng_state(state)
 
 
+class _Hook(backend_registration._DummyPrivateUse1Hook):
+    """The same for torch's C++."""
+
+    def is_available(self) -> bool:
+        return _is_there
+
+
 _kept: list[Any] = []
 """The registration of the device lasts as long as this."""
 
@@ -198,7 +215,7 @@ _kept: list[Any] = []
 @cache
 def _register() -> None:
     """torch sends operations on its one device of others' making to `_run`."""
-    backend_registration._setup_privateuseone_for_python_backend(NAME, _Backend())
+    backend_registration._setup_privateuseone_for_python_backend(NAME, _Backend(), _Hook())
     library = torch.library.Library("_", "IMPL")
     library.fallback(_run, "PrivateUse1")
     makers = torch.library.Library("aten", "IMPL")
