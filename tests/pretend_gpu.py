@@ -59,18 +59,23 @@ class Seen:
 
 
 _seen = Seen()
+_is_there = False
 
 
 @contextmanager
 def pretend_gpu() -> Iterator[Seen]:
-    """The device exists; what is done on it is counted while the context lasts."""
-    global _seen
+    """The device exists and what is done on it is counted while the context lasts; other tests see no device."""
+    global _seen, _is_there
     _register()
     _seen = Seen()
     with ExitStack() as patched:
         for name in ("tensor", "as_tensor", "asarray"):
             patched.enter_context(patch.object(torch, name, partial(_made_of_numbers, getattr(torch, name))))
-        yield _seen
+        _is_there = True
+        try:
+            yield _seen
+        finally:
+            _is_there = False
 
 
 def _made_of_numbers(function: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
@@ -96,7 +101,9 @@ class PretendTensor(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         copied = self.detach().clone()
-        return memo.setdefault(id(self), nn.Parameter(copied) if isinstance(self, nn.Parameter) else copied)
+        return memo.setdefault(
+            id(self), nn.Parameter(copied, self.requires_grad) if isinstance(self, nn.Parameter) else copied
+        )
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -129,9 +136,9 @@ def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs["device"] = torch.device("cpu")
     held_args, held_kwargs = tree_map(lambda leaf: getattr(leaf, "held", leaf), (args, kwargs))
     found = func(*held_args, **held_kwargs)
-    if torch.Tag.inplace_view in func.tags:  # such as `squeeze_`: what is held has changed its shape
+    if torch.Tag.inplace_view in func.tags:  # such as `squeeze_` and `set_`: what is held has another shape now
         with no_dispatch():
-            func(*args, **kwargs)
+            args[0].as_strided_(args[0].held.shape, args[0].held.stride(), args[0].held.storage_offset())
     if device.type != NAME:
         return found
     given = {id(tensor.held): tensor for tensor in ours}  # what was changed in place is the tensor that was given
@@ -178,11 +185,27 @@ def _line() -> str:
 class _Backend(backend_registration._DummyBackendModule):
     """What torch asks of the module of a device, `torch.cuda` of the other one."""
 
+    def is_available(self) -> bool:
+        return _is_there
+
     def device_count(self) -> int:
-        return 2
+        return 2 if _is_there else 0
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
+
+    def get_rng_state(self, device: object = None) -> Tensor:
+        return torch.get_rng_state()  # numbers are drawn on the CPU
+
+    def set_rng_state(self, state: Tensor, device: object = None) -> None:
+        torch.set_rng_state(state)
+
+
+class _Hook(backend_registration._DummyPrivateUse1Hook):
+    """The same for torch's C++."""
+
+    def is_available(self) -> bool:
+        return _is_there
 
 
 _kept: list[Any] = []
@@ -192,7 +215,7 @@ _kept: list[Any] = []
 @cache
 def _register() -> None:
     """torch sends operations on its one device of others' making to `_run`."""
-    backend_registration._setup_privateuseone_for_python_backend(NAME, _Backend())
+    backend_registration._setup_privateuseone_for_python_backend(NAME, _Backend(), _Hook())
     library = torch.library.Library("_", "IMPL")
     library.fallback(_run, "PrivateUse1")
     makers = torch.library.Library("aten", "IMPL")

@@ -1,6 +1,7 @@
 """The device that tests take for a GPU computes what the CPU computes, refuses what a GPU refuses, and counts."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -91,3 +92,12 @@ def test_double_precision_and_factorisations_are_counted(seen):
     torch.linalg.svdvals(x.double() + 1)
     assert seen.lapack.total() == 2
     assert seen.doubles.total() == 2
+
+
+def test_other_tests_see_no_device():
+    assert torch.accelerator.is_available()
+    with pretend_gpu():
+        pass
+    assert not torch.accelerator.is_available()
+    with warnings.catch_warnings(action="error"), torch.random.fork_rng():
+        pass

@@ -314,7 +314,7 @@ class UsesFirstValues(Rule):
         if torch.is_grad_enabled() and v.requires_grad and not found.requires_grad:
             reason = "the values of the first layer have lost their gradient (reentrant checkpointing)"
             raise CannotControl(self.title, "this forward pass", reason, "Checkpoint with use_reentrant=False.")
-        return found
+        return found.to(v.device)  # layers of a large model are on several
 
 
 class ValueResidual(UsesFirstValues):

@@ -34,8 +34,9 @@ def fresh_copy(module: nn.Module, seed: int) -> nn.Module:
     that has parameters has to know how to reset them, as those of torch do. Raises `NoFreshCopy`.
     """
     _require_usual(module)
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
+    # On the CPU alone: neither is the random state of any GPU touched, nor does torch warn that there are many.
+    with torch.random.fork_rng(devices=()), torch.device("cpu"), torch.no_grad():
+        torch.default_generator.manual_seed(seed)
         found = _built(module)
     if (was := _shapes(module)) != (now := _shapes(found)):
         names = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
