@@ -125,7 +125,7 @@ def atlas_html(folder: str | Path) -> str:
     if not (place / ABOUT).is_file():
         advice = "Make one: oversmooth survey LIST --out FOLDER"
         raise BrokenFile(str(folder), "the folder of a survey", f"no {ABOUT}", advice)
-    table = SurveyTable(place)
+    table = SurveyTable.to_read(place)
     for level in ("model", "layer"):
         table.files(level)  # each is as it was written
     rows = table.models(MODEL)
