@@ -135,7 +135,7 @@ def atlas_of(folder: str | Path) -> tuple[list[AtlasModel], str]:
     if not (place / ABOUT).is_file():
         advice = "Make one: oversmooth survey LIST -o FOLDER"
         raise BrokenFile(str(folder), "the folder of a survey", f"no {ABOUT}", advice)
-    table = SurveyTable(place)
+    table = SurveyTable.to_read(place)
     for level in ("model", "layer"):
         table.files(level)  # each is as it was written
     rows = table.models(MODEL)

@@ -86,6 +86,22 @@ class SurveyTable:
         table._repair()
         return table
 
+    @classmethod
+    def to_read(cls, folder: Path) -> "SurveyTable":
+        """The table that is there; raises where a file belongs to no part, because rows may be missing then."""
+        there = [path for level in LEVELS for path in sorted((folder / f"level={level}").glob("*.parquet"))]
+        table = cls(folder)  # after the names: a survey that goes on announces files before it writes them
+        parts = [*table._listed.items(), *table._announced.items()]
+        known = {table._path(level, name) for name, files in parts for level in files}
+        if strangers := [path for path in there if path not in known]:
+            advice = (
+                "Run the same survey into this folder again: it sets such files aside, and does again what is missing."
+            )
+            raise BrokenFile(
+                str(strangers[0]), f"a part of the survey that {PARTS} lists", "a file it does not list", advice
+            )
+        return table
+
     def parts(self) -> list[str]:
         """Names of the parts that count, oldest first."""
         return sorted(self._listed)
@@ -341,7 +357,7 @@ def read_survey(folder: str | Path, level: str | None = None) -> "pandas.DataFra
     if not (place / ABOUT).is_file():
         advice = "Make one: oversmooth survey LIST -o FOLDER"
         raise BrokenFile(str(folder), "the folder of a survey", f"no {ABOUT}", advice)
-    table, found = SurveyTable(place), list[Any]()
+    table, found = SurveyTable.to_read(place), list[Any]()
     for name in LEVELS if level is None else (level,):
         for path in table.files(name):
             with _part(path) as file:

@@ -23,6 +23,7 @@ from oversmooth.surveys.engines import serial
 from oversmooth.surveys.rows import COLUMNS, EFFORT, NAMES
 from oversmooth.surveys.table import SurveyTable, SurveyWarning, _parquet
 from oversmooth.surveys.worker import Options
+from tests.command_line import oversmooth
 from tests.rude_server import head, rude_server
 from tests.small_checkpoints import FAMILIES, checkpoint
 
@@ -295,14 +296,28 @@ def test_files_of_another_survey_do_not_become_rows(models, tmp_path):
     osm.survey([str(models / "bert")], tmp_path / "other")
     for file in (tmp_path / "other").rglob("*.parquet"):
         (tmp_path / "table" / file.parent.name / file.name).write_bytes(file.read_bytes())
-    assert set(osm.read_survey(tmp_path / "table").target) == {str(models / "llama")}
+    with pytest.raises(BrokenFile, match=r"a part of the survey that parts.json lists, found a file it does not list"):
+        osm.read_survey(tmp_path / "table")
     with pytest.warns(
         SurveyWarning, match=r"does not list were renamed to _not-of-this-survey-.*: level=model/part-00000"
     ):
         osm.survey([str(models / "llama")], tmp_path / "table")
+    assert set(osm.read_survey(tmp_path / "table").target) == {str(models / "llama")}
     found = pyarrow.dataset.dataset(tmp_path / "table", format="parquet", exclude_invalid_files=True)
     assert found.count_rows() == 3
     assert len(list((tmp_path / "table").rglob("_not-of-this-survey-*"))) == 2
+
+
+def test_a_part_that_is_no_longer_listed_is_not_left_out_in_silence(models, tmp_path):
+    for name in ("llama", "bert"):
+        osm.survey([str(models / name)], tmp_path / "table")
+    listed = json.loads((tmp_path / "table" / "parts.json").read_text())
+    listed["parts"].popitem()
+    (tmp_path / "table" / "parts.json").write_text(json.dumps(listed))
+    with pytest.raises(BrokenFile, match="a file it does not list"):
+        osm.read_survey(tmp_path / "table")
+    done = oversmooth("report", tmp_path / "table", "-o", tmp_path / "atlas.html")
+    assert (done.returncode, (tmp_path / "atlas.html").exists()) == (2, False)
 
 
 @pytest.mark.parametrize(
