@@ -18,6 +18,7 @@ import typer
 from oversmooth.claims.reproduce import CLAIMS
 from oversmooth.commands.verbs import EXAMPLES, app
 from oversmooth.models.families import ARCHITECTURES, counted
+from tests.browser import opened
 from tests.command_line import fresh_python, oversmooth
 from tests.real_models import minilm
 
@@ -353,3 +354,15 @@ def test_headings_of_a_page_do_not_skip_a_level():
         levels = [len(hashes) for hashes in re.findall(r"^(#+) ", FENCE.sub("", text_of(page)), re.M)]
         assert levels[0] == 1, page
         assert all(deeper <= level + 1 for level, deeper in pairwise(levels)), page
+
+
+def test_the_search_of_the_site_works_from_a_folder_without_a_request():
+    site = ROOT / "site" / "index.html"
+    if not site.is_file():
+        pytest.skip("the site is not built (make docs)")
+    with opened(site) as seen:
+        seen.page.wait_for_function("document.readyState === 'complete'")
+        seen.page.keyboard.press("/")
+        seen.page.keyboard.type("norm tokens", delay=20)
+        seen.page.wait_for_selector(".md-search-result__item", state="attached")
+        assert all(request.startswith(("file:", "data:", "blob:", "about:")) for request in seen.requests)
