@@ -1,5 +1,6 @@
 """Every declared family goes through `edit` and `prune`, and plain transformers or timm reads back what they wrote."""
 
+import json
 import random
 
 import pytest
@@ -59,3 +60,14 @@ def test_a_pruned_checkpoint_is_read_back_as_the_live_model_without_the_block(ca
     assert (result.read_back.inputs, result.read_back.not_checked) == (2, "")
     assert result.read_back.largest_difference <= 1e-5
     assert result.read_back.loss == pytest.approx(result.after.loss, rel=1e-4, abs=1e-4)
+
+
+def test_an_original_that_the_plain_library_gives_other_shapes_is_edited_and_not_compared(tmp_path):
+    saved("t5", tmp_path / "whole")
+    place = tmp_path / "whole" / "config.json"
+    config = json.loads(place.read_text())
+    del config["d_kv"]  # then transformers takes 64, whatever the weights are
+    place.write_text(json.dumps(config))
+    result = osm.edit(tmp_path / "whole", tmp_path / "out", interval=(0.0, 1.0))
+    assert result.read_back is not None
+    assert "another shape than the original" in result.read_back.not_checked
