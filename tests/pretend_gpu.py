@@ -9,6 +9,8 @@ Such a tensor refuses to meet tensors of the CPU or of another `pretend` device,
 1
 """
 
+import os
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +27,11 @@ from torch.utils import backend_registration
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.command_line import ROOT
+
 NAME = "pretend"
+ALONE = "OVERSMOOTH_TEST_ALONE"
+"""Set in the environment of a process that runs one test."""
 aten = torch.ops.aten
 MOVES = {aten._to_copy.default, aten.copy_.default, aten._copy_from.default}
 """These take a tensor from one device to another."""
@@ -231,3 +237,16 @@ def on_two_devices(model: nn.Module) -> nn.Module:
     whole = getattr(model, "_no_split_modules", None)
     places = accelerate.infer_auto_device_map(model, rooms, no_split_module_classes=whole, verbose=False)
     return accelerate.dispatch_model(model, {path: f"{NAME}:{number}" for path, number in places.items()})
+
+
+def ran_alone(test: str) -> bool:
+    """Runs the test of this name in a process of its own; false inside of that one, where it has to be done.
+
+    For whatever takes gradients on the device: torch counts devices at the first backward pass of a process.
+    """
+    if ALONE in os.environ:
+        return False
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    done = subprocess.run(words, env={**os.environ, ALONE: "1"}, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    return True

@@ -37,8 +37,8 @@ def test_a_notebook_was_run_in_order_and_holds_no_path_of_the_machine_that_ran_i
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_the_install_cell_needs_a_notebook(name):
-    (install,) = [cell for cell in code(name) if has_tag(cell, "install")]
+    cells = code(name)
+    (install,) = [cell for cell in cells if has_tag(cell, "install")]
     assert install.source.startswith('%pip install -q "oversmooth[')
-    assert not any(
-        line.startswith(("%", "!")) for cell in code(name) if cell is not install for line in cell.source.splitlines()
-    )
+    lines = [line for cell in cells if cell is not install for line in cell.source.splitlines()]
+    assert not any(line.startswith(("%", "!")) for line in lines)

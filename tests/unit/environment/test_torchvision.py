@@ -183,7 +183,7 @@ def test_the_file_in_the_venv_changes_nothing_where_the_clone_is_gone(tmp_path):
 
 
 def test_make_writes_that_file_into_the_venv():
-    installs = (ROOT / "Makefile").read_text(encoding="utf-8").partition("$(STAMP): pyproject.toml")[2]
+    installs = (ROOT / "Makefile").read_text(encoding="utf-8").partition("$(STAMP): $(READY)")[2]
     assert "release/venv_torchvision.py" in installs.partition("touch $@")[0]
 
 

@@ -62,7 +62,7 @@ def test_every_model_is_a_row_and_what_is_broken_says_why(surveyed):
 def test_the_row_of_a_model_says_how_far_its_layers_are_from_chance(surveyed, models):
     rows = osm.read_survey(surveyed[1], "model").set_index("target")
     row = rows.loc[str(models / "bert")]
-    nulls = [layer.null for layer in osm.inspect(models / "bert", extremes=True).layers]
+    nulls = [layer.null for layer in osm.inspect(models / "bert", spectrum="extremes").layers]
     known = [null for null in nulls if null.excess is not None]
     assert known
     assert row.mean_excess == pytest.approx(sum(null.excess for null in known) / len(known))
