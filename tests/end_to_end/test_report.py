@@ -267,7 +267,7 @@ def test_a_verification_of_no_layer_is_refused(analysis, tmp_path):
     saved.write_text(json.dumps(content))
     done = oversmooth("report", saved, "-o", tmp_path / "x.html")
     assert done.returncode == 2
-    assert "a verification of no layer" in done.stderr
+    assert "do not fit together" in done.stderr
     assert not (tmp_path / "x.html").exists()
 
 

@@ -281,6 +281,8 @@ class Gauge:
     untrained: float | None = None
     limit: float | None = None
     start_name: str = "input"
+    tone: str = "ink"
+    """Of the value: that of its model in the charts below."""
     end: str = "1"
     """What stands at the end of the scale."""
     caption: str = ""
@@ -773,11 +775,11 @@ def _gauge(gauge: Gauge, width: Pixels) -> tuple[str, Pixels]:
         parts.append(
             f'<rect x="{_n(low)}" y="{_n(y - 5)}" width="{_n(high - low)}" height="10" class="f-ink" fill-opacity=".25"/>'
         )
-        parts += [_rule(x, y - 6, x, y + 6, "ink", ' stroke-width="2"') for x in (low, high)]
+        parts += [_rule(x, y - 6, x, y + 6, gauge.tone, ' stroke-width="2"') for x in (low, high)]
     parts.append(_gauge_marks(gauge, x_of, y))
     parts += [
         _dot(at[1], y, 10.0, "paper"),
-        _dot(at[1], y, 8.5, "ink"),
+        _dot(at[1], y, 8.5, gauge.tone),
         _dot(at[0], y, 5.5, "paper"),
         _dot(at[0], y, 5.0, "ink", is_open=True),
     ]

@@ -161,6 +161,7 @@ def _card(names: Sequence[str], analyses: Sequence[Analysis], answers: Sequence[
             bands=STARTS,
             start=first.output,
             start_name=names[0],
+            tone=line_style(1)[0],
             interval=other.interval,
         )
     ]
@@ -175,6 +176,7 @@ def _card(names: Sequence[str], analyses: Sequence[Analysis], answers: Sequence[
                 bands=tuple((max(band.start, 0.0), band.state) for band in INPUT_BANDS),
                 start=first.between[1],
                 start_name=names[0],
+                tone=line_style(1)[0],
                 interval=other.between_interval,
             )
         )

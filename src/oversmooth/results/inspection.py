@@ -304,10 +304,6 @@ class Verification(SavedResult):
     stream: StreamCheck | None = None
     """The chain identity; `None` in results of older versions."""
 
-    def __post_init__(self) -> None:
-        if not self.layers:
-            raise ValueError("a verification of no layer")
-
     @property
     def largest_error(self) -> float:
         """Of all layers."""

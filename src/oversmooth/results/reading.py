@@ -404,6 +404,11 @@ class Reading:
         found = similarity_interval(self.between_values)
         return (max(-1.0, found[0]), min(1.0, found[1])) if found is not None else None
 
+    @property
+    def has_inputs_alike(self) -> bool:
+        """Whether it is clear that different inputs look alike."""
+        return self.between_interval is not None and self.between_interval[0] >= INPUT_BANDS[1].start
+
 
 def similarity_interval(values: Sequence[float]) -> Interval | None:
     """95% interval of their mean, where each is of one sequence with all others, by the jackknife; `None` below four."""

@@ -51,8 +51,14 @@ NUMBERS = (
     *("seven", "eight", "nine", "ten", "eleven", "twelve"),
 )
 SHARES = (
-    *((0.05, "hardly anything"), (0.13, "about a tenth"), (0.18, "about a sixth"), (0.22, "about a fifth")),
-    *((0.29, "about a quarter"), (0.42, "about a third")),
+    *(
+        (0.05, "hardly anything"),
+        (0.08, "less than a tenth"),
+        (0.13, "about a tenth"),
+        (0.18, "about a sixth"),
+        (0.23, "about a fifth"),
+    ),
+    *((0.29, "about a quarter"), (0.37, "about a third"), (0.42, "about two fifths")),
     *((0.58, "about half"), (0.71, "about two thirds"), (0.85, "about three quarters"), (0.94, "about nine tenths")),
 )
 NOUNS = {
@@ -165,7 +171,10 @@ def headline_of(reading: Reading, words: Nouns) -> str:
             "right at the border" if reading.is_tight else f"{words.nouns(reading.sequences)} are too few to tell which"
         )
         return f"{words.Tokens} end between {low} and {high}: {why}."
-    return f"{first_large(fact)}{claim}."
+    alike = (
+        f", but different {words.noun}s look alike" if reading.state == "distinct" and reading.has_inputs_alike else ""
+    )
+    return f"{first_large(fact)}{claim}{alike}."
 
 
 def fact_words(reading: Reading, words: Nouns) -> str:
@@ -492,11 +501,14 @@ def now_of(reading: Reading, words: Nouns) -> Told:
         return Told(title=f"Measure more {words.noun}s first.", command=commands.more(words.noun, reading.sequences))
     if reading.partial:
         return Told(title="Look at what the reading leaves out.", command=commands.run("verify"))
+    if reading.state == "distinct" and reading.has_inputs_alike:
+        title = f"See where different {words.noun}s become alike."
+        return Told(title=title, command=commands.run("measure", more="--metrics between", given=', metrics="between"'))
     if reading.state == "distinct" and band_of(reading.peak, reading.bands) == reading.band:
         return Told(
             title="Nothing to fix. To keep it so, check it in CI:",
             command=commands.run(
-                "gate", more=f"--max-cosine {reading.limit:.2f}", rules=f"max_cosine={reading.limit:.2f}"
+                "gate", more=f"--max-cosine {reading.limit:.2f}", given=f', rules={{"max_cosine": {reading.limit:.2f}}}'
             ),
         )
     if shape.name in FEW_LAYER_SHAPES:
@@ -526,10 +538,10 @@ class Commands:
             is_ids = data.description.startswith(of_ids)
             self.data = f" --{'ids' if is_ids else 'data'} {shlex.quote(data.description.removeprefix(of_ids))}"
 
-    def run(self, verb: str, more: str = "", rules: str = "") -> str:
+    def run(self, verb: str, more: str = "", given: str = "") -> str:
+        """With options of the shell, or for a module what they are in Python."""
         if self.is_module:
-            name, _, number = rules.partition("=")
-            return f'osm.{verb}(model, data, rules={{"{name}": {number}}})' if rules else f"osm.{verb}(model, data)"
+            return f"osm.{verb}(model, data{given})"
         data = "" if "--data" in more else self.data
         return f"oversmooth {verb}{self.target}{data}{' ' + more if more else ''}"
 

@@ -273,6 +273,15 @@ def test_how_alike_different_inputs_look_has_an_interval_and_bands(between, spre
     assert ("Different texts" in found.deck) == bool(said)
 
 
+@pytest.mark.parametrize(("between", "spread"), [(0.06, 0.02), (0.52, 0.2), (0.95, 0.01)])
+def test_there_is_something_to_do_where_different_inputs_are_clearly_alike(between, spread):
+    found = measured(attribution(ramp(0.1, 0.3, 6)), between=(0.1, between), between_spread=spread).answer
+    is_alike = between == 0.95
+    assert found.headline.endswith(", but different texts look alike.") == is_alike
+    assert ("--metrics between" in found.now.command) == is_alike
+    assert ("Nothing to fix" in found.now.title) != is_alike
+
+
 def test_of_too_few_inputs_it_has_none_and_says_so():
     found = measured(attribution(ramp(0.1, 0.3, 6), values=[0.3, 0.3]), between=(0.1, 0.8)).answer
     assert "may look alike: their mean tokens have a cosine of 0.80 (too few for an interval; " in found.deck

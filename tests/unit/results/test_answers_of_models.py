@@ -63,7 +63,11 @@ def test_a_sharpened_sentence_encoder_that_no_longer_tells_texts_apart_says_so()
     answer = osm.measure(model, [batch], metrics=("cosine", "between")).answer
     assert answer.output < 0.2
     assert answer.between[1] > 0.5
-    assert answer.headline == "Tokens stay distinct: this model does not oversmooth."
+    assert answer.headline == (
+        "Tokens stay distinct: this model does not oversmooth, but different sequences look alike."
+    )
+    assert answer.now.title == "See where different sequences become alike."
+    assert answer.now.command == 'osm.measure(model, data, metrics="between")'
     assert "Different sequences look alike: their mean tokens have a cosine of 0.6" in answer.deck
 
 
