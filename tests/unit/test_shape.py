@@ -13,7 +13,7 @@ from oversmooth.commands.verbs import app
 from tests.unit.test_layers import SOURCES, imports, room
 
 MODULES = 190
-LINES = 52170
+LINES = 52212
 """What the package has at most; lowered whenever it shrinks, never raised without a word in the pull request."""
 BODY_LINES = 40
 SHORT = 80

@@ -135,7 +135,9 @@ class LoadedData:
         text = next((part.texts.facts() for part in self.parts if part.texts is not None), None)
         warnings = [warning for part in self.parts for warning in part.warnings]
         warnings += [warning for part in self.parts if part.texts is not None for warning in part.texts.warnings()]
-        empty = sum(part.given.empty for part in self.parts if part.given is not None)
+        given = [part.given for part in self.parts if part.given is not None]
+        empty = sum(raw.empty for raw in given)
+        cut = tuple(raw.note for raw in given if raw.note)
         return DataFacts(
             description=self.description,
             sha256=sha256,
@@ -146,7 +148,7 @@ class LoadedData:
             preprocessing="; ".join(part.statement for part in self.parts if part.statement),
             text=text,
             warnings=(*warnings, *self.warnings),
-            notes=(*((f"{empty} rows without content were left out.",) if empty else ()), *self.notes),
+            notes=(*((f"{empty} rows without content were left out.",) if empty else ()), *cut, *self.notes),
         )
 
 

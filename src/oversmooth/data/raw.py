@@ -253,6 +253,8 @@ class RawData:
     """Rows that were left out because they hold nothing, counted while `items` are read."""
     labels: list[Any] = field(default_factory=list)
     """The class of every item that was read so far: its folder, or a column; `None` where it has none."""
+    note: str = ""
+    """What a reader should know of how items were cut out."""
 
 
 def read_raw(data: str, kind: str, *, per_line: bool) -> RawData:
@@ -275,8 +277,9 @@ def require_there(data: str) -> None:
         raise UnreadableData(data[:80], "a file, a folder or a dataset name", str(error)) from error
     if exists and not is_usable:
         raise UnreadableData(data, "a file, a folder or a dataset name", "a device, pipe or socket")
-    if not exists and _looks_like_a_path(data):
-        hint = " (a text itself goes into a list: [text])" if " " in data else ""
+    is_text = " " in data or not data.isascii()
+    if not exists and (is_text or _looks_like_a_path(data)):
+        hint = " (a text itself goes into a list: [text])" if is_text else ""
         raise UnreadableData(data, "a file or a folder", f"none of that name{near_names(path)}{hint}")
 
 
@@ -326,7 +329,9 @@ def _one_file(path: Path, kind: str, per_line: bool) -> RawData:
         raise UnreadableData(str(path), "a folder of images, for a vision model", "one text file")
     text = _read_text(path)
     parts = lines(text) if per_line else paragraphs(text)
-    return RawData(iter(parts), sum(map(len, parts)))
+    by_line, few = len(lines(text)), 4  # fewer texts have no interval
+    note = f"Paragraphs are texts: {len(parts)} here. By line (--per-line) there are {by_line}."
+    return RawData(iter(parts), sum(map(len, parts)), note=note if len(parts) < few <= by_line else "")
 
 
 def lines(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from oversmooth.environment.files import json_kind, json_object, read_text_file, write_whole
-from oversmooth.errors import BrokenFile, MissingDependency, is_ours, user_code
+from oversmooth.errors import BadValue, BrokenFile, MissingDependency, is_ours, user_code
 
 if TYPE_CHECKING:
     import pandas
@@ -151,6 +151,9 @@ class Provenance:
         return "; ".join(self.hybrids)
 
 
+NOT_JSON = (".csv", ".html", ".md", ".parquet", ".png", ".svg", ".xlsx")
+
+
 class SavedResult:
     """JSON round trip shared by the top-level results."""
 
@@ -204,6 +207,8 @@ class SavedResult:
 
     def save(self, path: str | Path) -> None:
         """Writes the result as JSON; `oversmooth.load` reads it back."""
+        if Path(path).suffix.lower() in NOT_JSON:
+            raise BadValue("path", str(path), "a name that ends in .json; result.to_pandas() has tables")
         text = self.to_json(indent=1)
         write_whole(Path(path), lambda partial: partial.write_text(text, encoding="utf-8"))
 

@@ -4,6 +4,7 @@ The answer is made from a `Reading`, which computes what the numbers say; here t
 """
 
 import math
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -526,12 +527,22 @@ def target_word(target: str) -> str:
     return DEFAULT_NAME if {DEFAULT_PACKAGE, DEFAULT_CACHED} & set(parts) else shlex.quote(target)
 
 
+HELD = re.compile(r"[\d,]+ (text|picture)s?|a (table of|data set with) .*")
+"""How data that were held in Python are described: they have no name that a command could take."""
+
+
 class Commands:
     """Commands to paste, for the same model and data."""
 
     def __init__(self, provenance: Provenance, data: DataFacts):
-        self.is_module = provenance.source == "module"
+        is_held = data.origin == "given" and HELD.fullmatch(data.description) is not None
+        self.module = (
+            "model" if provenance.source == "module" else repr(target_word(provenance.target)) if is_held else ""
+        )
+        """What functions of Python are called with, where no command of the shell has the model or its data."""
         self.target = f" {target_word(provenance.target)}"
+        self.has_lines = any("--per-line" in note for note in data.notes)
+        """Whether the lines of a text file would make more texts than its paragraphs."""
         of_ids = "token ids of "
         self.data = ""
         if data.origin == "given":
@@ -540,16 +551,18 @@ class Commands:
 
     def run(self, verb: str, more: str = "", given: str = "") -> str:
         """With options of the shell, or for a module what they are in Python."""
-        if self.is_module:
-            return f"osm.{verb}(model, data{given})"
+        if self.module:
+            return f"osm.{verb}({self.module}, data{given})"
         data = "" if "--data" in more else self.data
         return f"oversmooth {verb}{self.target}{data}{' ' + more if more else ''}"
 
     def more(self, noun: str, count: int) -> str:
         """The same measurement on more inputs."""
         wanted = max(32, 4 * count)
-        if self.is_module:
-            return f"osm.analyze(model, data)   # {wanted} {noun}s or more"
+        if self.module:
+            return f"osm.analyze({self.module}, data)   # {wanted} {noun}s or more"
+        if self.has_lines:
+            return f"oversmooth report{self.target}{self.data} --per-line"
         data = self.data or f" --data {'images/' if noun == 'image' else 'texts.txt'}"
         return f"oversmooth report{self.target}{data} --max-samples {wanted}"
 

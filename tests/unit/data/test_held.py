@@ -213,3 +213,31 @@ def test_an_encoder_decoder_takes_pairs_of_inputs_as_before():
     model, batch = tiny_model("t5")
     assert osm.measure(model, batch).values
     assert isinstance(held(["a"]), InMemory)
+
+
+def test_lines_that_were_read_as_one_text_are_said_with_the_other_choice(bert, tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(TEXTS * 2))
+    found = osm.measure(bert[2], str(file))
+    assert "Paragraphs are texts: 1 here. By line (--per-line) there are 6." in found.data.notes
+    assert found.answer.now.command.endswith("--per-line")
+    assert osm.measure(bert[2], str(file), per_line=True).data.notes == ()
+
+
+def test_commands_about_texts_held_in_python_are_of_python(bert):
+    command = osm.measure(bert[2], TEXTS * 2).answer.now.command
+    assert command.startswith("osm.")
+    assert "--data" not in command
+
+
+@pytest.mark.parametrize("text", ["今天天气很好，我们去公园散步吧。", "今天天气很好", "One text."])
+def test_a_text_in_place_of_a_list_is_told_to_go_into_one(bert, text):
+    with pytest.raises(UnreadableData, match=r"a text itself goes into a list: \[text\]"):
+        osm.measure(bert[2], text)
+
+
+@pytest.mark.parametrize("name", ["r.csv", "r.html", "r.PNG"])
+def test_a_result_is_not_saved_as_json_under_the_name_of_something_else(bert, tmp_path, name):
+    with pytest.raises(BadValue, match=r"ends in \.json"):
+        osm.inspect(bert[2]).save(tmp_path / name)
+    assert not (tmp_path / name).exists()
